@@ -1,0 +1,1 @@
+"""Measurements of what Rebind promises, each a module to run: ``python -m benchmarks.refit``."""

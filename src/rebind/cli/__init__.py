@@ -1,0 +1,54 @@
+"""The ``rebind`` command.
+
+Every failure is one readable line on stderr and an exit code; ``--debug`` shows the traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code: 0, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    # Accepted in every place, since one adds it to the end of a command that has just failed.
+    debug = "--debug" in given
+    given = [argument for argument in given if argument != "--debug"]
+    try:
+        return _run(given or ["--help"])
+    except Exception as error:
+        if debug:
+            raise
+        message, exit_code = _explain(error)
+        sys.stderr.write(f"error: {message}\n")
+        return exit_code
+
+
+def _run(arguments: list[str]) -> int:
+    from typer.main import get_command
+
+    from rebind.cli.app import app
+
+    result = get_command(app).main(arguments, prog_name="rebind", standalone_mode=False)
+    return result if isinstance(result, int) else 0
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """The one line and the exit code for a failure."""
+    from typer import Abort, TyperException
+
+    from rebind.errors import RebindError
+
+    if isinstance(error, TyperException):
+        return error.format_message(), error.exit_code
+    if isinstance(error, RebindError):
+        return str(error), 1
+    if isinstance(error, Abort):
+        return "given up", 1
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}", 1
+    return f"{type(error).__name__}: {error} (this is a fault of rebind's own; --debug shows where)", 1

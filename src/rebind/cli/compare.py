@@ -1,0 +1,153 @@
+"""The difference between two weights files, found by reading each once, in chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import numpy.typing as npt
+
+    from rebind.weights.formats import TensorInfo, WeightsSource
+
+CHUNK_BYTES = 8 << 20
+"""Of each of the two files, held in memory at a time; a multiple of every element's size."""
+
+_NUMPY = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "C64": "<c8",
+    "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "u1",
+}  # fmt: skip
+"""numpy's names of safetensors' dtypes; BF16 is widened by hand, and what is in neither (F8, F4) has bytes only."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValueChange:
+    """A tensor of equal dtype and shape in both files, ``changed`` of whose ``total`` elements differ in their bits.
+
+    ``max_absolute`` is the largest |a - b| and ``max_relative`` the largest |a - b| / max(|a|, |b|); nan when a
+    differing element is not a number. Both are None where the dtype has bytes only; ``changed`` and ``total`` count
+    bytes then.
+    """
+
+    name: str
+    total: int
+    changed: int
+    max_absolute: float | None
+    max_relative: float | None
+
+
+@dataclass(slots=True)
+class WeightsDiff:
+    """What makes two weights files different; names in the order of the files."""
+
+    added: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    retyped: list[tuple[str, TensorInfo, TensorInfo]] = field(default_factory=list)
+    changed: list[ValueChange] = field(default_factory=list)
+    equal: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether both have the same tensors, bit for bit."""
+        return not (self.added or self.removed or self.retyped or self.changed)
+
+    def note(self, change: ValueChange | None) -> None:
+        """Counts a tensor that both files have alike but for its values; None: they are equal too."""
+        if change is None:
+            self.equal += 1
+        else:
+            self.changed.append(change)
+
+
+def compare(a: WeightsSource, b: WeightsSource, report: Callable[[int, int], None]) -> WeightsDiff:
+    """What changed from ``a`` to ``b``; ``report`` gets the bytes of each that were compared, and those to compare.
+
+    Raises :class:`rebind.errors.WeightsRefused` when a file changes meanwhile.
+    """
+    found = WeightsDiff(
+        added=[name for name in b.tensors if name not in a.tensors],
+        removed=[name for name in a.tensors if name not in b.tensors],
+        retyped=[
+            (name, info, b.tensors[name]) for name, info in a.tensors.items() if b.tensors.get(name, info) != info
+        ],
+    )
+    comparable = {name: info for name, info in a.tensors.items() if b.tensors.get(name) == info}
+    done, total = 0, sum(info.nbytes for info in comparable.values())
+    for name, info in comparable.items():
+        comparison = _Comparison(name, info)
+        for size in comparison.steps(a, b):
+            done += size
+            report(done, total)
+        found.note(comparison.result())
+    a.check_unchanged()
+    b.check_unchanged()
+    return found
+
+
+class _Comparison:
+    """One tensor in both files."""
+
+    def __init__(self, name: str, info: TensorInfo) -> None:
+        self._name, self._info = name, info
+        self._itemsize = _itemsize(info.dtype)
+        self._changed = 0
+        self._largest = np.zeros(2)
+        """The absolute and the relative difference."""
+
+    def steps(self, a: WeightsSource, b: WeightsSource) -> Iterator[int]:
+        """Compares chunk after chunk; yields the bytes of each."""
+        old, new = (memoryview(bytearray(min(CHUNK_BYTES, self._info.nbytes))) for _ in range(2))
+        for start in range(0, self._info.nbytes, CHUNK_BYTES):
+            size = min(CHUNK_BYTES, self._info.nbytes - start)
+            a.read_into(self._name, start, old[:size])
+            b.read_into(self._name, start, new[:size])
+            if old[:size] != new[:size]:
+                self._note(*(np.frombuffer(chunk[:size], np.uint8).reshape(-1, self._itemsize) for chunk in (old, new)))
+            yield size
+
+    def _note(self, old: npt.NDArray[np.uint8], new: npt.NDArray[np.uint8]) -> None:
+        """Takes in a chunk of each, as bytes ``[elements, itemsize]``."""
+        differs = (old != new).any(axis=1)
+        self._changed += int(differs.sum())
+        if _is_numeric(self._info.dtype):
+            largest = _largest_differences(*(_numbers(self._info.dtype, side[differs]) for side in (old, new)))
+            self._largest = np.maximum(self._largest, largest)
+
+    def result(self) -> ValueChange | None:
+        """What was found; None when both are equal."""
+        if not self._changed:
+            return None
+        absolute, relative = self._largest.tolist() if _is_numeric(self._info.dtype) else (None, None)
+        return ValueChange(self._name, self._info.nbytes // self._itemsize, self._changed, absolute, relative)
+
+
+def _is_numeric(dtype: str) -> bool:
+    return dtype == "BF16" or dtype in _NUMPY
+
+
+def _itemsize(dtype: str) -> int:
+    return 2 if dtype == "BF16" else np.dtype(_NUMPY.get(dtype, "u1")).itemsize
+
+
+def _numbers(dtype: str, elements: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+    """Elements given as bytes ``[n, itemsize]`` as doubles, or complex doubles, ``[n]``."""
+    if dtype == "BF16":
+        # A bfloat16 is the upper half of a float32.
+        return (elements.view("<u2")[:, 0].astype("<u4") << 16).view("<f4").astype(np.float64)
+    values = elements.view(_NUMPY[dtype])[:, 0]
+    return values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
+
+
+def _largest_differences(old: npt.NDArray[Any], new: npt.NDArray[Any]) -> tuple[float, float]:
+    """The largest absolute and relative difference; there is at least one element."""
+    with np.errstate(all="ignore"):  # infinities and nan are what the result is to show
+        absolute = np.abs(old - new)
+        scale = np.maximum(np.abs(old), np.abs(new))
+        # 0 against -0 differs in its bits, and is no distance apart.
+        relative = np.where(absolute == 0, 0.0, absolute / scale)
+    return float(absolute.max()), float(relative.max())

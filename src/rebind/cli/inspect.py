@@ -1,0 +1,187 @@
+"""``rebind inspect``: what a model needs, what it has, and whether both fit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from rebind.engines.contract import Engine, Graph
+    from rebind.errors import Fault
+    from rebind.repository.versions import VersionSource
+    from rebind.tensor import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """One version of a model. ``faults`` are what keeps its weights from fitting its plan; ``label`` "" is none."""
+
+    model: str
+    source: VersionSource
+    engine: Engine
+    graph: Graph
+    plan_cached: bool
+    label: str
+    faults: tuple[Fault, ...]
+
+
+def inspect(
+    model_dir: Annotated[Path, typer.Argument(show_default=False, help="The model's directory in the repository.")],
+    version: Annotated[
+        int | None, typer.Option(min=0, show_default=False, help="Which version; by default the highest.")
+    ] = None,
+    plan_cache_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", show_default=False, help="Where plans are. [default: $XDG_CACHE_HOME/rebind]"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Show what a model needs, and whether its weights fit.
+
+    Nothing is compiled or run. Exit code 1 if the weights do not fit.
+    """
+    from rebind.console.output import result_console
+
+    found = examine(model_dir, version, plan_cache_dir)
+    if as_json:
+        typer.echo(json.dumps(to_json(found), indent=2))
+    else:
+        _show(found, result_console())
+    return 1 if found.faults else 0
+
+
+def examine(model_dir: Path, version: int | None, plan_cache_dir: Path | None) -> Inspection:
+    """Opens one version, None being the highest.
+
+    Raises :class:`rebind.errors.RebindError` for a directory, configuration or model file that cannot be used.
+    """
+    from rebind.cli.model_dir import open_model_dir
+    from rebind.config.server import default_plan_cache_dir
+    from rebind.engines.contract import EngineOptions
+    from rebind.engines.registry import engine_for_config, engine_for_file
+    from rebind.errors import NotFound
+    from rebind.plans.cache import PlanCache
+    from rebind.repository.manifest import read_manifest
+    from rebind.repository.versions import resolve
+
+    directory, config, layout = open_model_dir(model_dir)
+    if not directory.versions:
+        raise NotFound(f"{directory.path} has no version directories; the first is called 1")
+    source = resolve(directory, max(directory.versions) if version is None else version, layout)
+    engine = engine_for_config(config.platform, config.backend) or engine_for_file(source.plan_file.name)
+    cache = PlanCache(plan_cache_dir or default_plan_cache_dir())
+    graph = engine.open(source.plan_file, EngineOptions(cache))
+    manifest = None if source.weights_file is None else read_manifest(source.weights_file)
+    return Inspection(
+        model=directory.name,
+        source=source,
+        engine=engine,
+        graph=graph,
+        plan_cached=cache.plans.get(graph.key) is not None,
+        label=(manifest and manifest.label) or "",
+        faults=_faults(graph, source),
+    )
+
+
+def _faults(graph: Graph, source: VersionSource) -> tuple[Fault, ...]:
+    """Everything about the version's weights that does not fit the slots, by their headers."""
+    from rebind.errors import WeightsRefused
+    from rebind.weights.formats import open_weights
+    from rebind.weights.slots import check
+
+    try:
+        with graph.embedded_weights() as embedded:
+            if source.weights_file is None:
+                check(graph.slots, embedded.tensors, embedded.subject)
+            else:
+                with open_weights(source.weights_file) as weights:
+                    check(graph.slots, weights.tensors, weights.subject, embedded.tensors)
+    except WeightsRefused as refusal:
+        return refusal.faults
+    return ()
+
+
+def to_json(found: Inspection) -> dict[str, Any]:
+    """Everything, JSON-ready; sizes in bytes, shapes with -1 where a dimension varies."""
+    graph, source = found.graph, found.source
+    return {
+        "model": found.model,
+        "version": source.number,
+        "engine": found.engine.name,
+        "refit": graph.refit.value,
+        "plan_file": str(source.plan_file),
+        "weights_file": str(source.weights_file or source.plan_file),
+        "label": found.label,
+        "plan_key": graph.key,
+        "plan_cached": found.plan_cached,
+        "inputs": [_spec_json(spec) for spec in graph.inputs],
+        "outputs": [_spec_json(spec) for spec in graph.outputs],
+        "batch": graph.batch and asdict(graph.batch),
+        "bytes": graph.slots.nbytes,
+        "slots": [
+            {**entry, "bytes": slot.nbytes}
+            for entry, slot in zip(graph.slots.to_json(), graph.slots.slots, strict=True)
+        ],
+        "faults": [asdict(fault) for fault in found.faults],
+    }
+
+
+def _spec_json(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype.value, "shape": list(spec.shape)}
+
+
+def _show(found: Inspection, console: Console) -> None:
+    for renderable in _report(found):
+        console.print(renderable)
+
+
+def _report(found: Inspection) -> list[RenderableType]:
+    """The parts of the report, top to bottom."""
+    weights = found.source.weights_file or "those inside the model file"
+    label = f" (label {found.label})" if found.label else ""
+    cached = "in the cache" if found.plan_cached else "not in the cache: it is built when the model is served"
+    lines = [
+        f"{found.model} version {found.source.number}, engine {found.engine.name}, refit by {found.graph.refit.value}",
+        f"model file  {found.source.plan_file}",
+        f"weights     {weights}{label}",
+        f"plan        {found.graph.key}, {cached}",
+        *(f"input       {_spec_text(spec)}" for spec in found.graph.inputs),
+        *(f"output      {_spec_text(spec)}" for spec in found.graph.outputs),
+    ]
+    if found.faults:
+        verdict = [f"The weights do not fit, {len(found.faults)} faults:", *(f"  {fault}" for fault in found.faults)]
+    else:
+        verdict = ["The weights fit."]
+    return [*lines, _slot_table(found.graph), *verdict]
+
+
+def _spec_text(spec: TensorSpec) -> str:
+    from rebind.tensor import format_shape
+
+    return f"{spec.name} {spec.datatype.value} {format_shape(spec.shape)}"
+
+
+def _slot_table(graph: Graph) -> RenderableType:
+    from rich.text import Text
+
+    from rebind.console.output import result_table
+    from rebind.console.text import count_of, format_bytes
+    from rebind.weights.slots import shown
+
+    tensors = f"{count_of(len(graph.slots.slots), 'slot')}, {format_bytes(graph.slots.nbytes)}"
+    table = result_table("slot", "tensor", "size", "", right=("size",), title=tensors)
+    for slot in graph.slots.slots:
+        notes = [
+            "" if slot.required else "optional",
+            "" if slot.used else "not used",
+            f"tied to {shown(slot.tied_to)}" if slot.tied_to else "",
+        ]
+        cells = shown(slot.name).strip("'\""), str(slot.info), format_bytes(slot.nbytes), ", ".join(filter(None, notes))
+        table.add_row(*map(Text, cells))
+    return table

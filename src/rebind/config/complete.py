@@ -1,0 +1,327 @@
+"""What a model's configuration leaves open, filled in from the opened model; normalisation (spec 03 sections 2-4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from rebind.config.naming import TensorOrder, count_mismatch, input_order, output_order
+from rebind.config.schema import ConfigMessage, copy_of, value_name
+from rebind.config.validation import config_faults
+from rebind.errors import ConfigInvalid, Fault
+from rebind.tensor import format_shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rebind.tensor import TensorSpec
+
+DEFAULT_MAX_BATCH_SIZE = 4
+"""Triton's ``--backend-config=default-max-batch-size``."""
+SEQUENCE_IDLE_DEFAULT_US = 1_000_000
+
+_CPU_COUNTS = {"onnxruntime": 2, "tensorflow": 2}
+"""Instances of a CPU group that gives no count; 1 for the other backends."""
+_PLATFORM_ALIASES = {"libtorch": "pytorch_libtorch"}
+
+
+class BatchLimits(Protocol):
+    """The sizes that the first dimension of every input and output may take together; ``maximum`` None: any."""
+
+    @property
+    def minimum(self) -> int: ...
+
+    @property
+    def maximum(self) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFacts:
+    """What the opened model says of itself.
+
+    ``inputs`` and ``outputs`` are in positional order, batch dimension included. ``batch`` is set only when the first
+    dimension of all inputs and outputs is one and the same varying dimension (case C6).
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    batch: BatchLimits | None
+    platform: str
+    backend: str
+    model_filename: str
+
+
+def complete(
+    message: ConfigMessage,
+    facts: GraphFacts,
+    directory_name: str,
+    *,
+    auto_complete: bool = True,
+    default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
+) -> ConfigMessage:
+    """A normalised copy of ``message`` in which everything that it leaves open is as the model has it.
+
+    * Inputs and outputs are those of the graph, named ``INPUT__<i>`` and ``OUTPUT__<i>``. Configured ones stay, with
+      their names and values (:mod:`rebind.config.naming` says which is which), and get what they lack. Missing inputs
+      are added; missing outputs only when none is configured.
+    * ``max_batch_size`` is ``default_max_batch_size`` within the model's limits, if the model has a batch dimension and
+      no configured ``dims`` are written out with it. A configuration that sets 0 looks like one that sets nothing.
+    * Scalars are ``dims: [ 1 ]`` with an empty ``reshape``; so are those configured as ``dims: [ 1 ]`` (case C4).
+
+    ``auto_complete`` False fills in no inputs, outputs and batch size. Raises :class:`ConfigInvalid` with every
+    contradiction between configuration and model, both sides side by side, and every fault of the result by itself.
+    """
+    config = copy_of(message)
+    config.name = config.name or directory_name
+    if auto_complete:
+        _fill_batch_size(config, facts, default_max_batch_size)
+    faults = [*_platform_faults(config, facts), *_batch_faults(config, facts), *_tensor_faults(config, facts)]
+    if not auto_complete and len(config.input) < len(facts.inputs):
+        text = count_mismatch(config.name, "input", len(config.input), len(facts.inputs))
+        faults.append(Fault("", text, "configure all inputs, or leave the auto-completion on"))
+    config.platform = config.platform or facts.platform
+    config.backend = config.backend or facts.backend
+    config.default_model_filename = config.default_model_filename or facts.model_filename
+    if auto_complete:
+        _fill_tensors(config, facts)
+    _reshape_scalars(config, facts)
+    config = normalise(config, directory_name)
+    faults += config_faults(config)
+    if faults:
+        raise ConfigInvalid(f"configuration of model '{directory_name}'", faults)
+    return config
+
+
+def normalise(message: ConfigMessage, directory_name: str) -> ConfigMessage:
+    """A copy of ``message`` with Triton's defaults written out, as the config endpoint shows them. Idempotent.
+
+    Needs a final ``max_batch_size`` and ``backend``.
+    """
+    config = copy_of(message)
+    config.name = config.name or directory_name
+    if not config.version_policy.WhichOneof("policy_choice"):
+        config.version_policy.latest.num_versions = 1
+    if config.HasField("dynamic_batching"):
+        _prefer_full_batches(config.dynamic_batching.preferred_batch_size, config.max_batch_size)
+    if config.HasField("sequence_batching"):
+        batching = config.sequence_batching
+        batching.max_sequence_idle_microseconds = batching.max_sequence_idle_microseconds or SEQUENCE_IDLE_DEFAULT_US
+        if batching.HasField("oldest"):
+            _prefer_full_batches(batching.oldest.preferred_batch_size, config.max_batch_size)
+    if not config.HasField("ensemble_scheduling"):
+        _fill_pinned_memory(config.optimization)
+        _fill_instance_groups(config)
+    return config
+
+
+# --- filling ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A configured input or output, and what it is in the graph."""
+
+    kind: str
+    tensor: ConfigMessage
+    spec: TensorSpec
+
+
+def _pairs(config: ConfigMessage, facts: GraphFacts) -> Iterator[_Pair]:
+    for position, tensor in zip(_input_order(config, facts).positions, config.input, strict=True):
+        yield _Pair("input", tensor, facts.inputs[position])
+    for position, tensor in zip(_output_order(config, facts).positions, config.output, strict=True):
+        yield _Pair("output", tensor, facts.outputs[position])
+
+
+def _input_order(config: ConfigMessage, facts: GraphFacts) -> TensorOrder:
+    return input_order(config.name, [tensor.name for tensor in config.input], facts.inputs)
+
+
+def _output_order(config: ConfigMessage, facts: GraphFacts) -> TensorOrder:
+    return output_order(config.name, [tensor.name for tensor in config.output], facts.outputs)
+
+
+def _fill_batch_size(config: ConfigMessage, facts: GraphFacts, default: int) -> None:
+    if config.max_batch_size != 0 or facts.batch is None or default == 0:
+        return
+    missing_dims = {len(pair.spec.shape) - len(pair.tensor.dims) for pair in _pairs(config, facts) if pair.tensor.dims}
+    if missing_dims and 1 not in missing_dims:  # dims are written out with the batch dimension: batching is not wanted
+        return
+    maximum = default if facts.batch.maximum is None else min(default, facts.batch.maximum)
+    config.max_batch_size = max(maximum, facts.batch.minimum)
+
+
+def _fill_tensors(config: ConfigMessage, facts: GraphFacts) -> None:
+    _add_missing(config.input, "INPUT", facts.inputs, _input_order(config, facts))
+    if not config.output:
+        _add_missing(config.output, "OUTPUT", facts.outputs, _output_order(config, facts))
+    for pair in _pairs(config, facts):
+        if not pair.tensor.data_type:
+            pair.tensor.data_type = pair.spec.datatype.config_name
+        if not pair.tensor.dims:
+            pair.tensor.dims.extend(_without_batch(pair.spec.shape, config) or (1,))
+
+
+def _add_missing(tensors: ConfigMessage, prefix: str, specs: Sequence[TensorSpec], order: TensorOrder) -> None:
+    """Adds what is not configured, under names by which the rule that found the configured ones finds these too."""
+    for position, spec in enumerate(specs):
+        if position not in order.positions:
+            tensors.add(name=spec.name if order.by_name else f"{prefix}__{position}")
+
+
+def _reshape_scalars(config: ConfigMessage, facts: GraphFacts) -> None:
+    """Case C4: what has no dimensions in the model is ``[1]`` on the wire."""
+    for pair in _pairs(config, facts):
+        if _is_bare_one(pair.tensor) and not _without_batch(pair.spec.shape, config):
+            pair.tensor.reshape.SetInParent()
+
+
+def _without_batch(shape: tuple[int, ...], config: ConfigMessage) -> tuple[int, ...]:
+    return shape[1:] if config.max_batch_size > 0 else shape
+
+
+# --- contradictions ---------------------------------------------------------------------------------------------------
+
+
+def _platform_faults(config: ConfigMessage, facts: GraphFacts) -> Iterator[Fault]:
+    platform = _PLATFORM_ALIASES.get(config.platform, config.platform) or facts.platform
+    if (platform, config.backend or facts.backend) != (facts.platform, facts.backend):
+        yield Fault(
+            "",
+            f"the configuration has platform '{config.platform}' and backend '{config.backend}', the model file "
+            f"'{facts.model_filename}' has '{facts.platform}' and '{facts.backend}'",
+            "leave both out, or name the file that is meant as default_model_filename",
+        )
+
+
+def _batch_faults(config: ConfigMessage, facts: GraphFacts) -> Iterator[Fault]:
+    size = config.max_batch_size
+    if size <= 0:
+        return
+    limits = _limits(facts)
+    if limits is None:
+        problem = (
+            f"max_batch_size is {size}, which puts an implicit batch dimension in front of all dims, but the model has "
+            "none: the first dimension of all its inputs and outputs would have to vary together"
+        )
+        yield Fault("", problem, "set max_batch_size: 0, or export the model with a dynamic first dimension")
+    elif limits.maximum is not None and size > limits.maximum:
+        remedy = f"set max_batch_size: {limits.maximum}, or export the model for larger batches"
+        yield Fault("", f"max_batch_size is {size}, the model takes batches of at most {limits.maximum}", remedy)
+    elif size < limits.minimum:
+        remedy = f"set max_batch_size to {limits.minimum} or more, or export the model for smaller batches"
+        yield Fault("", f"max_batch_size is {size}, the model takes batches of at least {limits.minimum}", remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    minimum: int
+    maximum: int | None
+
+
+def _limits(facts: GraphFacts) -> BatchLimits | None:
+    """The model's own limits; else what a configuration may claim: that all first dimensions are the batch."""
+    if facts.batch is not None:
+        return facts.batch
+    first = {spec.shape[:1] for spec in (*facts.inputs, *facts.outputs)}
+    if first == {(-1,)}:
+        return _Limits(1, None)
+    return _Limits(1, 1) if first == {(1,)} else None
+
+
+def _tensor_faults(config: ConfigMessage, facts: GraphFacts) -> Iterator[Fault]:
+    for pair in _pairs(config, facts):
+        yield from _datatype_faults(pair)
+        if pair.tensor.dims and not _fits(pair, config):
+            yield _shape_fault(pair, config)
+        if pair.kind == "input" and pair.tensor.optional:
+            problem = (
+                f"'optional' is set to true for input '{pair.tensor.name}' while the backend model doesn't support"
+            )
+            yield Fault("", f"{problem} optional input")
+
+
+def _datatype_faults(pair: _Pair) -> Iterator[Fault]:
+    configured, provided = value_name("DataType", pair.tensor.data_type), pair.spec.datatype.config_name
+    if pair.tensor.data_type and configured != provided:
+        yield Fault(
+            "",
+            f"configuration expects datatype {configured} for {pair.kind} '{pair.tensor.name}', "
+            f"model provides {provided}",
+        )
+
+
+def _fits(pair: _Pair, config: ConfigMessage) -> bool:
+    """Whether all that the configuration allows on this input is taken, or what this output gives is allowed by it."""
+    configured, model = _configured_shape(pair.tensor, config), pair.spec.shape
+    if _is_bare_one(pair.tensor) and len(model) == len(configured) - 1:
+        configured = configured[:-1]  # case C4
+    if config.max_batch_size > 0 and model[:1] in {(-1,), (1,)}:
+        configured, model = configured[1:], model[1:]
+    return len(configured) == len(model) and all(
+        theirs in {-1, ours} or (ours == -1 and pair.kind == "output")
+        for ours, theirs in zip(configured, model, strict=True)
+    )
+
+
+def _is_bare_one(tensor: ConfigMessage) -> bool:
+    return list(tensor.dims) == [1] and not tensor.HasField("reshape")
+
+
+def _configured_shape(tensor: ConfigMessage, config: ConfigMessage) -> tuple[int, ...]:
+    dims = tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
+    return (-1, *dims) if config.max_batch_size > 0 else tuple(dims)
+
+
+def _shape_fault(pair: _Pair, config: ConfigMessage) -> Fault:
+    batched = config.max_batch_size > 0
+    notes = [
+        *([f"the first dimension is the implicit batch dimension of max_batch_size {config.max_batch_size}"] * batched),
+        *(["after reshape"] * pair.tensor.HasField("reshape")),
+    ]
+    configured = format_shape(_configured_shape(pair.tensor, config)) + (f" ({', '.join(notes)})" if notes else "")
+    problem = (
+        f"{pair.kind} '{pair.tensor.name}' is configured as {configured}, "
+        f"but '{pair.spec.name}' of the model is {format_shape(pair.spec.shape)}"
+    )
+    return Fault("", problem, _shape_remedy(pair, batched=batched))
+
+
+def _shape_remedy(pair: _Pair, *, batched: bool) -> str:
+    model = pair.spec.shape
+    if not batched:
+        return f"set {_dims(model)}"
+    if model[:1] in {(-1,), (1,)}:
+        return f"set {_dims(model[1:])}"
+    return f"set max_batch_size: 0 and {_dims(model)}"
+
+
+def _dims(shape: tuple[int, ...]) -> str:
+    return f"dims: [ {', '.join(map(str, shape or (1,)))} ]"
+
+
+# --- normalisation ----------------------------------------------------------------------------------------------------
+
+
+def _prefer_full_batches(preferred: ConfigMessage, max_batch_size: int) -> None:
+    if not preferred and max_batch_size > 0:
+        preferred.append(max_batch_size)
+
+
+def _fill_pinned_memory(optimization: ConfigMessage) -> None:
+    for field in ("input_pinned_memory", "output_pinned_memory"):
+        if not optimization.HasField(field):
+            getattr(optimization, field).enable = True
+
+
+def _fill_instance_groups(config: ConfigMessage) -> None:
+    """Spec 03 section 3. This server sees no GPUs, so that ``KIND_AUTO`` is the CPU."""
+    if not config.instance_group:
+        config.instance_group.add(name=config.name)
+    for number, group in enumerate(config.instance_group):
+        group.name = group.name or f"{config.name}_{number}"
+        if value_name("ModelInstanceGroup.Kind", group.kind) == "KIND_AUTO":
+            group.kind = "KIND_CPU"
+        if group.count < 1:
+            on_cpu = value_name("ModelInstanceGroup.Kind", group.kind) == "KIND_CPU"
+            group.count = _CPU_COUNTS.get(config.backend, 1) if on_cpu else 1

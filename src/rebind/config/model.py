@@ -1,0 +1,198 @@
+"""A model's configuration, checked: what the rest of the server reads instead of protobuf messages."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias
+
+from rebind.config.schema import ConfigMessage, copy_of, value_name
+from rebind.config.validation import INTRA_OP_THREAD_COUNT, config_faults, is_positive, name_faults
+from rebind.errors import ConfigInvalid
+from rebind.tensor import DataType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from rebind.errors import Fault
+
+WEIGHTS_FILENAME = "WEIGHTS_FILENAME"
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """Serve the ``num_versions`` highest versions."""
+
+    num_versions: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    """Serve every version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Specific:
+    """Serve these versions, if they are there."""
+
+    versions: tuple[int, ...]
+
+
+VersionPolicy: TypeAlias = Latest | All | Specific
+
+
+class InstanceKind(enum.Enum):
+    """Where an instance runs."""
+
+    GPU = "KIND_GPU"
+    CPU = "KIND_CPU"
+    MODEL = "KIND_MODEL"
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceGroup:
+    """``count`` executors of a kind. Instances are named ``<group>_<number>``, from 0."""
+
+    name: str
+    count: int
+    kind: InstanceKind
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTensor:
+    """A configured input or output. -1 in ``dims`` and ``reshape`` is a dimension that varies.
+
+    ``dims`` is the shape on the wire and ``reshape`` (None: the same) the shape that the model takes or gives; both
+    without the batch dimension that ``max_batch_size`` > 0 puts in front. ``reshape`` may be empty: a scalar, which is
+    ``[1]`` on the wire.
+    """
+
+    name: str
+    datatype: DataType
+    dims: tuple[int, ...]
+    optional: bool = False
+    reshape: tuple[int, ...] | None = None
+    label_filename: str = ""
+
+    def shape(self, max_batch_size: int) -> tuple[int, ...]:
+        """The shape on the wire with the batch dimension, as model metadata and requests have it."""
+        return (-1, *self.dims) if max_batch_size > 0 else self.dims
+
+
+@dataclass(frozen=True, slots=True)
+class FileRules:
+    """What a configuration says about the files of its model; needed before the model can be opened.
+
+    The names are those of files in the version directories; empty: the usual ones. That they are plain names is checked
+    where they are used.
+    """
+
+    version_policy: VersionPolicy
+    default_model_filename: str
+    weights_filename: str
+
+    @classmethod
+    def from_message(cls, message: ConfigMessage, directory_name: str) -> FileRules:
+        """Reads an uncompleted configuration; :class:`ConfigInvalid` when its ``name`` is another one (case C9)."""
+        _refuse(directory_name, name_faults(message, directory_name))
+        weights_filename = _parameters(message).get(WEIGHTS_FILENAME, "")
+        return cls(_version_policy(message), message.default_model_filename, weights_filename)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A complete, valid configuration.
+
+    ``message`` is the protobuf message, with all that is not executed here too; it is for reading (config endpoint).
+    """
+
+    name: str
+    platform: str
+    backend: str
+    max_batch_size: int
+    inputs: tuple[ModelTensor, ...]
+    outputs: tuple[ModelTensor, ...]
+    version_policy: VersionPolicy
+    instance_groups: tuple[InstanceGroup, ...]
+    parameters: Mapping[str, str]
+    default_model_filename: str
+    message: ConfigMessage
+
+    @classmethod
+    def from_message(cls, message: ConfigMessage, directory_name: str) -> ModelConfig:
+        """Checks a completed configuration (:func:`rebind.config.complete.complete`) and reads it.
+
+        Raises :class:`ConfigInvalid` with every fault, in Triton's words where Triton has the rule.
+        """
+        _refuse(directory_name, [*name_faults(message, directory_name), *config_faults(message)])
+        return cls(
+            name=message.name,
+            platform=message.platform,
+            backend=message.backend,
+            max_batch_size=message.max_batch_size,
+            inputs=tuple(_tensor(tensor, optional=tensor.optional) for tensor in message.input),
+            outputs=tuple(_tensor(tensor, label_filename=tensor.label_filename) for tensor in message.output),
+            version_policy=_version_policy(message),
+            instance_groups=tuple(_instance_group(group) for group in message.instance_group),
+            parameters=MappingProxyType(_parameters(message)),
+            default_model_filename=message.default_model_filename,
+            message=copy_of(message),
+        )
+
+    @property
+    def instance_names(self) -> tuple[str, ...]:
+        """``<group>_<number>`` of every instance of every group."""
+        return tuple(f"{group.name}_{number}" for group in self.instance_groups for number in range(group.count))
+
+    @property
+    def weights_filename(self) -> str:
+        """The parameter ``WEIGHTS_FILENAME``: a file in the version directory; empty: the usual names."""
+        return self.parameters.get(WEIGHTS_FILENAME, "")
+
+
+def intra_op_thread_count(message: ConfigMessage) -> int | None:
+    """The parameter ``INTRA_OP_THREAD_COUNT`` of a configuration, completed or not; None when it is not given.
+
+    None for a bad value too: that is reported with all other faults when the configuration is read as a whole.
+    """
+    text = _parameters(message).get(INTRA_OP_THREAD_COUNT, "")
+    return int(text) if is_positive(text) else None
+
+
+def _refuse(directory_name: str, faults: Iterable[Fault]) -> None:
+    found = list(faults)
+    if found:
+        raise ConfigInvalid(f"configuration of model '{directory_name}'", found)
+
+
+def _parameters(message: ConfigMessage) -> dict[str, str]:
+    return {key: message.parameters[key].string_value for key in sorted(message.parameters)}
+
+
+def _version_policy(message: ConfigMessage) -> VersionPolicy:
+    policy = message.version_policy
+    match policy.WhichOneof("policy_choice"):
+        case "all":
+            return All()
+        case "specific":
+            return Specific(tuple(policy.specific.versions))
+        case "latest":
+            return Latest(policy.latest.num_versions)
+        case _:
+            return Latest()
+
+
+def _tensor(tensor: ConfigMessage, *, optional: bool = False, label_filename: str = "") -> ModelTensor:
+    return ModelTensor(
+        name=tensor.name,
+        datatype=DataType.from_config_name(value_name("DataType", tensor.data_type)),
+        dims=tuple(tensor.dims),
+        optional=optional,
+        reshape=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
+        label_filename=label_filename,
+    )
+
+
+def _instance_group(group: ConfigMessage) -> InstanceGroup:
+    return InstanceGroup(group.name, group.count, InstanceKind(value_name("ModelInstanceGroup.Kind", group.kind)))

@@ -1,0 +1,103 @@
+"""Which configured tensor is which argument or result of the graph (Triton's PyTorch backend, spec 04 section 1.5).
+
+The first rule that fits *all* configured names is taken:
+
+1. every name is a name of the graph (an argument of ``forward``);
+2. every name is ``<text>__<digits>``: the digits are the position;
+3. otherwise names mean nothing and tensors are taken in the order of the configuration, with a warning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rebind.errors import ConfigInvalid, Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rebind.tensor import TensorSpec
+
+_STRICT_ORDERING = "Falling back to enforcing strict ordering from model configuration."
+
+
+@dataclass(frozen=True, slots=True)
+class TensorOrder:
+    """``positions[i]`` is the position in the graph of configured tensor ``i``; all differ.
+
+    ``by_name``: rule 1 was taken. ``warning``: Triton's warning when rule 3 was, else empty.
+    """
+
+    positions: tuple[int, ...]
+    by_name: bool
+    warning: str = ""
+
+
+def input_order(model: str, names: Sequence[str], specs: Sequence[TensorSpec]) -> TensorOrder:
+    """The order of the configured inputs ``names``. Raises :class:`ConfigInvalid` for a position that is not there."""
+    warning = (
+        f"input '{_first_foreign(names)}' or previous input(s) are neither an input argument to the model '{model}' "
+        f"nor do they follow the <name>__<index> naming convention. {_STRICT_ORDERING}"
+    )
+    return _order("input", model, names, specs, warning)
+
+
+def output_order(model: str, names: Sequence[str], specs: Sequence[TensorSpec]) -> TensorOrder:
+    """The order of the configured outputs ``names``. Raises :class:`ConfigInvalid` for a position that is not there."""
+    warning = (
+        f"output '{_first_foreign(names)}' or previous output(s) of the model '{model}' do not follow the "
+        f"<name>__<index> naming convention. {_STRICT_ORDERING}"
+    )
+    return _order("output", model, names, specs, warning)
+
+
+def _order(kind: str, model: str, names: Sequence[str], specs: Sequence[TensorSpec], warning: str) -> TensorOrder:
+    known = {spec.name: position for position, spec in enumerate(specs)}
+    if len(names) > len(specs):
+        raise _invalid(model, count_mismatch(model, kind, len(names), len(specs)))
+    if names and all(name in known for name in names):
+        order = TensorOrder(tuple(known[name] for name in names), by_name=True)
+    else:
+        indices = [_index(name) for name in names]
+        by_index = tuple(index for index in indices if index is not None)
+        if len(by_index) == len(names):
+            order = TensorOrder(by_index, by_name=False)
+        else:
+            order = TensorOrder(tuple(range(len(names))), by_name=False, warning=warning)
+    _check(kind, model, names, order.positions, len(specs))
+    return order
+
+
+def count_mismatch(model: str, kind: str, configured: int, provided: int) -> str:
+    """Triton's text for a configuration with too many or too few tensors of a ``kind`` (``input`` or ``output``)."""
+    return f"unable to load model '{model}', configuration expects {configured} {kind}s, model provides {provided}"
+
+
+def _index(name: str) -> int | None:
+    """The digits after the first ``__``, if nothing else follows it."""
+    digits = name.partition("__")[2]
+    return int(digits) if digits.isascii() and digits.isdecimal() else None
+
+
+def _first_foreign(names: Sequence[str]) -> str:
+    return next((name for name in names if _index(name) is None), "")
+
+
+def _check(kind: str, model: str, names: Sequence[str], positions: Sequence[int], provided: int) -> None:
+    for number, (name, position) in enumerate(zip(names, positions, strict=True)):
+        if position >= provided:
+            raise _invalid(
+                model,
+                f"The {kind} {name} in the model configuration refers to an {kind} index which doesn't exist. "
+                f"This model has {provided} {kind}s",
+            )
+        if name in names[:number]:
+            raise _invalid(model, f"{kind} '{name}' is configured twice")
+        if position in positions[:number]:
+            first = names[positions.index(position)]
+            raise _invalid(model, f"{kind}s '{first}' and '{name}' are both {kind} {position} of the model")
+
+
+def _invalid(model: str, problem: str) -> ConfigInvalid:
+    return ConfigInvalid(f"configuration of model '{model}'", [Fault("", problem)])

@@ -1,0 +1,159 @@
+"""The server's own configuration: the values of the command line's flags, checked together."""
+
+from __future__ import annotations
+
+import enum
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rebind.config.complete import DEFAULT_MAX_BATCH_SIZE
+from rebind.errors import Fault, Faulty
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_DEFAULT_MAX_BATCH_SIZE_KEY = "default-max-batch-size"
+
+
+class ModelControlMode(enum.Enum):
+    """When models are loaded and unloaded after the start."""
+
+    NONE = "none"
+    """Never."""
+    POLL = "poll"
+    """When their files change."""
+    EXPLICIT = "explicit"
+    """When a client asks for it; at the start, those of ``--load-model``."""
+
+
+class CompileMode(enum.Enum):
+    """When a plan that is not in the cache is built."""
+
+    BACKGROUND = "background"
+    """While the eager tier answers."""
+    WAIT = "wait"
+    """Before the version becomes READY."""
+    NEVER = "never"
+    """Not at all: what is not in the cache runs on the eager tier."""
+
+
+def default_plan_cache_dir() -> Path:
+    """``$XDG_CACHE_HOME/rebind``, or ``~/.cache/rebind``; a relative ``XDG_CACHE_HOME`` does not count."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".cache") / "rebind"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Every flag of ``rebind serve``; the flag of ``model_repository`` is ``--model-repository``, and so on.
+
+    Names, meanings and defaults are Triton's (spec 05 section 5) but for those in the last group, which are ours.
+    """
+
+    id: str = "rebind"
+    """The server's name in its metadata (Triton: ``triton``)."""
+    exit_timeout_secs: float = 30
+    """How long requests in flight may take to finish after a SIGTERM."""
+    log_verbose: int = 0
+    """Level of verbose logging; 0 is none."""
+
+    model_repository: tuple[Path, ...] = ()
+    """Directories of model directories; at least one."""
+    model_control_mode: ModelControlMode = ModelControlMode.NONE
+    repository_poll_secs: float = 15
+    """Pause between two looks at the repository in poll mode."""
+    load_model: tuple[str, ...] = ()
+    """Models to load at the start in explicit mode; ``*`` alone is all of them."""
+    exit_on_error: bool = True
+    """A model that fails at the start ends the process."""
+    strict_readiness: bool = True
+    """The server is ready only while all its models are."""
+    disable_auto_complete_config: bool = False
+    """Every model needs a ``config.pbtxt`` with all inputs and outputs."""
+    model_load_thread_count: int = 4
+    backend_config: tuple[str, ...] = ()
+    """``[backend,]key=value``. Used: ``default-max-batch-size``; other keys are left to the backends."""
+
+    allow_http: bool = True
+    http_address: str = "0.0.0.0"  # noqa: S104 - Triton's default
+    http_port: int = 8000
+    """0 is any free port."""
+    http_max_input_size: int = 64 * 1024 * 1024
+    """Bytes that the JSON of a request, or one JSON tensor, may have."""
+
+    compile: CompileMode = CompileMode.BACKGROUND
+    plan_cache_dir: Path = field(default_factory=default_plan_cache_dir)
+    """Where plans are kept across restarts; shared by all servers of a machine."""
+    weights_settle_s: float = 1.0
+    """Files without a manifest count as complete when their sizes and times have not changed for so long."""
+    spare_weights_idle_s: float = 60.0
+    """A buffer of replaced weights is kept so long for the next refit."""
+
+    def default_max_batch_size(self, backend: str) -> int:
+        """The largest batch of models that give none: the value for ``backend``, else the one for all, else 4."""
+        values = {who: value for who, key, value in self._backend_settings() if key == _DEFAULT_MAX_BATCH_SIZE_KEY}
+        return int(values.get(backend, values.get("", DEFAULT_MAX_BATCH_SIZE)))
+
+    def validate(self) -> None:
+        """Raises :class:`Faulty` with every fault of the flags, in Triton's words where it has the rule."""
+        faults = list(self._faults())
+        if faults:
+            raise Faulty("command line", faults)
+
+    def _backend_settings(self) -> Iterator[tuple[str, str, str]]:
+        """Backend (empty: all), key and value of each well-formed ``--backend-config``."""
+        for setting in self.backend_config:
+            name, equals, value = setting.partition("=")
+            backend, _, key = name.rpartition(",")
+            if key and equals:
+                yield backend, key, value
+
+    def _faults(self) -> Iterator[Fault]:
+        yield from self._repository_faults()
+        yield from self._backend_config_faults()
+        yield from self._number_faults()
+
+    def _repository_faults(self) -> Iterator[Fault]:
+        if not self.model_repository:
+            yield Fault("", "--model-repository must be specified")
+        if self.load_model and self.model_control_mode is not ModelControlMode.EXPLICIT:
+            yield Fault("", "Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
+        if "*" in self.load_model and set(self.load_model) != {"*"}:
+            yield Fault("", "Wildcard model name '*' must be the ONLY startup model if specified at all.")
+        if "" in self.load_model:
+            yield Fault("--load-model", "a model name cannot be empty")
+
+    def _backend_config_faults(self) -> Iterator[Fault]:
+        if len(list(self._backend_settings())) != len(self.backend_config):
+            form = "--backend-config=<backend>,<key>=<value> or --backend-config=<key>=<value>"
+            yield Fault("--backend-config", f"{', '.join(self.backend_config)} has a wrong form", f"write {form}")
+        for _, key, value in self._backend_settings():
+            if key == _DEFAULT_MAX_BATCH_SIZE_KEY and not (value.isascii() and value.isdecimal()):
+                yield Fault("--backend-config", f"{key}={value} is no integer >= 0")
+
+    def _number_faults(self) -> Iterator[Fault]:
+        at_least = {
+            "exit_timeout_secs": 0,
+            "log_verbose": 0,
+            "model_load_thread_count": 1,
+            "http_max_input_size": 1,
+            "weights_settle_s": 0,
+            "spare_weights_idle_s": 0,
+        }
+        for name, least in at_least.items():
+            value = getattr(self, name)
+            if not value >= least:
+                yield Fault(_flag(name), f"{value} is out of range", f"give {least} or more")
+        if not self.repository_poll_secs > 0:
+            yield Fault(
+                _flag("repository_poll_secs"), f"{self.repository_poll_secs} is out of range", "give more than 0"
+            )
+        if not 0 <= self.http_port <= 65535:
+            remedy = "give a port of 0 (any free one) to 65535"
+            yield Fault(_flag("http_port"), f"{self.http_port} is out of range", remedy)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

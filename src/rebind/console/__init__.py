@@ -1,0 +1,1 @@
+"""What commands share to talk to people in a terminal."""

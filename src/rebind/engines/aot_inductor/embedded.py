@@ -1,0 +1,105 @@
+"""The weights inside a torch.export archive, as a source for the weight store."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, NoReturn, Self
+
+import numpy as np
+
+from rebind.engines.aot_inductor.archive import DAMAGED, Archive
+from rebind.errors import Fault, ModelInvalid, WeightsRefused
+from rebind.weights.slots import TensorInfo, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from rebind.engines.aot_inductor.archive import FileStamp, Payload
+
+
+class EmbeddedWeights:
+    """Every tensor whose values an archive has: state dict, lifted constants and non-persistent buffers.
+
+    A :class:`rebind.weights.formats.WeightsSource`. Tensors that were saved in another layout (channels last, a transposed
+    view, a slice) are read in row-major order. ``expected``: refuse the file if it is not the one with this stamp.
+    """
+
+    def __init__(self, path: Path, expected: FileStamp | None = None) -> None:
+        self.subject = str(path)
+        self._archive = Archive(path)
+        self._payloads = {name: payload for name, payload in self._archive.payloads.items() if payload.present}
+        self.tensors: Mapping[str, TensorInfo] = {
+            name: TensorInfo(payload.element.slot, payload.shape, payload.nbytes)
+            for name, payload in self._payloads.items()
+        }
+        self._gathered: tuple[str, bytes] = ("", b"")
+        """The last tensor that had to be brought into row-major order."""
+        self._checks: dict[str, tuple[int, int]] = {}
+        """Per tensor that is being read from its start on: how far, and the CRC up to there."""
+        if expected is not None and self._archive.stamp != expected:
+            self.close()
+            self._refuse("", "changed since its graph was read", "load the model again")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._archive.close()
+
+    def read_into(self, name: str, start: int, buffer: memoryview) -> None:
+        """Fills ``buffer`` with the bytes of the tensor from ``start`` on.
+
+        Raises :class:`rebind.errors.WeightsRefused` when the file ends early, or when a tensor that was read from its first
+        to its last byte does not have the CRC that the archive claims.
+        """
+        payload = self._payloads[name]
+        if payload.row_major:
+            self._archive.file.read_into(payload.data_offset + start, buffer)
+            self._check(payload, start, buffer)
+        else:
+            buffer[:] = self._gather(payload)[start : start + len(buffer)]
+
+    def check_unchanged(self) -> None:
+        """Raises :class:`rebind.errors.WeightsRefused` when the file was written to since it was opened."""
+        self._archive.file.check_unchanged()
+
+    def _refuse(self, where: str, problem: str, remedy: str) -> NoReturn:
+        raise WeightsRefused(self.subject, [Fault(where, problem, remedy)])
+
+    def _check(self, payload: Payload, start: int, buffer: memoryview) -> None:
+        if payload.nbytes != payload.record.nbytes:  # a slice of a record; the CRC is that of the whole
+            return
+        position, crc = self._checks.pop(payload.name, (0, 0)) if start else (0, 0)
+        if position != start:
+            return
+        crc, position = zlib.crc32(buffer, crc), start + len(buffer)
+        if position < payload.nbytes:
+            self._checks[payload.name] = (position, crc)
+        elif crc != payload.record.crc:
+            self._refuse(f"tensor {shown(payload.name)}", *DAMAGED)
+
+    def _gather(self, payload: Payload) -> bytes:
+        """All bytes of a strided tensor in row-major order."""
+        name, data = self._gathered
+        if name != payload.name:
+            try:
+                data = gather(self._archive, payload)
+            except ModelInvalid as error:
+                raise WeightsRefused(self.subject, error.faults) from error
+            self._gathered = (payload.name, data)
+        return data
+
+
+def gather(archive: Archive, payload: Payload) -> bytes:
+    """The bytes of a tensor in row-major order, from a record that was checked to hold them, with its CRC checked."""
+    storage = np.frombuffer(archive.read_record(payload.record), f"V{payload.element.itemsize}")
+    itemsize = payload.element.itemsize
+    view = np.lib.stride_tricks.as_strided(
+        storage[payload.offset :], payload.shape, [stride * itemsize for stride in payload.strides], writeable=False
+    )
+    return view.tobytes()

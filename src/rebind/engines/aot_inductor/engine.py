@@ -1,0 +1,263 @@
+"""The engine and its graphs: which plan serves a model file, and where it comes from."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import os
+import shutil
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from rebind.engines.aot_inductor.archive import SAMPLE_INPUTS, Archive
+from rebind.engines.aot_inductor.embedded import EmbeddedWeights
+from rebind.engines.aot_inductor.program import mutation_fault, read_program
+from rebind.engines.aot_inductor.split import split
+from rebind.engines.aot_inductor.strip import write_weight_free
+from rebind.engines.contract import Refit, Tier
+from rebind.errors import CompileFailed, Fault, Internal, ModelInvalid
+from rebind.plans.build import ChildDied, ChildError, ChildTimeout, run_child
+from rebind.plans.key import plan_key, target_parts
+from rebind.weights.slots import SlotTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from rebind.engines.aot_inductor.archive import Payload
+    from rebind.engines.aot_inductor.plan import FlatFunction, FlatPlan
+    from rebind.engines.aot_inductor.program import Program
+    from rebind.engines.contract import BatchRange, EngineOptions
+    from rebind.plans.cache import PlanEntry
+    from rebind.tensor import TensorSpec
+
+_log = logging.getLogger(__name__)
+
+REVISION = 1
+"""Part of every key. To be raised when plans or examined graphs of older code must not be used any more."""
+
+COMPILE_OPTIONS: Mapping[str, Any] = {
+    "aot_inductor.package": False,
+    # A header compiled in advance costs more than it gives to the one compile of a fresh cache directory: 22 s against 14 s.
+    "aot_inductor.precompile_headers": False,
+    # No OpenMP loops in generated code: an index out of range raises inside of them, where it ends the process. Matrix
+    # products and convolutions are library calls and still use the thread count of the caller.
+    "cpp.threads": 1,
+}
+_WEIGHT_FREE = "graph.pt2"
+_SAMPLES = "samples.pt"
+_MOST_SAMPLE_BYTES = 64 << 20
+_EXAMINE_TIMEOUT_S = 300.0
+_EXAMINE_MEMORY_BYTES = 32 << 30
+"""Of address space: torch maps several GiB that it never touches."""
+_COMPILE_TIMEOUT_S = 3600.0
+_COMPILE_NICE = 15
+
+
+class AotInductor:
+    """A :class:`rebind.engines.contract.Engine` for torch.export archives."""
+
+    name = "aot_inductor"
+    model_files = ("model.pt2",)
+    platform = "torch_aoti"
+    backend = "pytorch"
+
+    def unavailable_reason(self) -> str | None:
+        if importlib.util.find_spec("torch") is None:
+            return "torch is not installed: pip install 'rebind[aot-inductor]'"
+        return None
+
+    def limitation(self) -> str | None:
+        return (
+            None if _compiler() else "no C++ compiler on PATH (g++, or what CXX names): models stay on the eager tier"
+        )
+
+    def open(self, model_file: Path, options: EngineOptions) -> AotInductorGraph:
+        """Reads the graph's description only: no torch, and nothing of the file is executed."""
+        return AotInductorGraph(model_file, options)
+
+    def split(self, model_file: Path, directory: Path) -> tuple[Path, Path]:
+        """As :func:`rebind.engines.aot_inductor.split.split`."""
+        return split(model_file, directory)
+
+
+class AotInductorGraph:
+    """A :class:`rebind.engines.contract.Graph`: an opened torch.export archive."""
+
+    refit = Refit.INPUTS
+
+    def __init__(self, model_file: Path, options: EngineOptions) -> None:
+        self.model_file = model_file
+        self._options = options
+        with Archive(model_file) as archive:
+            self.program: Program = read_program(archive)
+            self._stamp = archive.stamp
+        self.slots = SlotTable(self.program.slots)
+        self.key = plan_key({**self._source_parts(), "options": json.dumps(dict(COMPILE_OPTIONS)), **target_parts()})
+
+    def __repr__(self) -> str:
+        return f"<graph {self.program.digest} of {self.model_file}>"
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        return self.program.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return self.program.outputs
+
+    @property
+    def batch(self) -> BatchRange | None:
+        return self.program.batch
+
+    def embedded_weights(self) -> EmbeddedWeights:
+        """Opens the model file again. Raises :class:`rebind.errors.WeightsRefused` when it is another one by now."""
+        return EmbeddedWeights(self.model_file, self._stamp)
+
+    def eager_plan(self) -> FlatPlan:
+        """Loads the graph, after a child process has done so if no process on this machine ever did.
+
+        Raises :class:`rebind.errors.ModelInvalid` for a graph that torch cannot load, that ends the process which loads it,
+        or that writes to its weights or inputs.
+        """
+        from rebind.engines.aot_inductor.eager import EagerFunction, load_flat
+
+        archive = self._examined().directory / _WEIGHT_FREE
+        key = f"eager-{self.program.digest}"
+        function = _loaded.get(key, lambda: EagerFunction(load_flat(archive, self.program)))
+        return self._plan(key, Tier.EAGER, function)
+
+    def cached_plan(self) -> FlatPlan | None:
+        entry = self._options.cache.plans.get(self.key)
+        if entry is None:
+            return None
+        try:
+            return self._compiled_plan(entry)
+        except Internal:
+            _log.warning("plan %s is in the cache but cannot be loaded", self.key, exc_info=True)
+            return None
+
+    def build_plan(self, report: Callable[[str], None]) -> FlatPlan:
+        entry = self._options.cache.plans.get_or_build(
+            self.key, lambda directory: self._compile(directory, report), report
+        )
+        return self._compiled_plan(entry)
+
+    def _source_parts(self) -> dict[str, str]:
+        """What the examination of the graph depends on."""
+        version = importlib.metadata.version("torch")
+        return {"engine": AotInductor.name, "revision": str(REVISION), "graph": self.program.digest, "torch": version}
+
+    def _examined(self) -> PlanEntry:
+        """The entry of the graph in the cache of sources: its archive without weights, which a child process has loaded."""
+        return self._options.cache.sources.get_or_build(plan_key(self._source_parts()), self._examine, _log.info)
+
+    def _examine(self, directory: Path) -> dict[str, Any]:
+        weight_free = directory / _WEIGHT_FREE
+        with Archive(self.model_file) as archive:
+            if archive.stamp != self._stamp:
+                archive.refuse("", "changed since its graph was read", "load the model again")
+            write_weight_free(archive, weight_free, keep=lambda payload: _is_kept(archive, payload))
+            samples = archive.records.get(SAMPLE_INPUTS)
+            if samples is not None and 0 < samples.nbytes <= _MOST_SAMPLE_BYTES:
+                (directory / _SAMPLES).write_bytes(archive.read_record(samples))
+        try:
+            found = run_child(
+                "rebind.engines.aot_inductor.examine_child",
+                {"archive": str(weight_free)},
+                _log.debug,
+                timeout_s=_EXAMINE_TIMEOUT_S,
+                memory_limit_bytes=_EXAMINE_MEMORY_BYTES,
+            )
+        except ChildError as error:
+            self._refuse(
+                Fault("", f"torch cannot load its graph: {error.kind}: {error.message}", "export it again"), error
+            )
+        except (ChildDied, ChildTimeout) as error:
+            self._refuse(Fault("", f"torch does not survive loading its graph: {error}", "export it again"), error)
+        if found["writes"]:
+            raise ModelInvalid(str(self.model_file), [mutation_fault(name) for name in found["writes"]])
+        return {"graph": self.program.digest, "model_file": str(self.model_file)}
+
+    def _compile(self, directory: Path, report: Callable[[str], None]) -> dict[str, Any]:
+        if _compiler() is None:
+            raise CompileFailed(f"{self.model_file}: {ENGINE.limitation()}")
+        source = self._examined().directory
+        request = {
+            "archive": str(source / _WEIGHT_FREE),
+            "samples": str(source / _SAMPLES),
+            "directory": str(directory),
+            "options": dict(COMPILE_OPTIONS),
+        }
+        try:
+            figures = run_child(
+                "rebind.engines.aot_inductor.compile_child",
+                request,
+                report,
+                timeout_s=_COMPILE_TIMEOUT_S,
+                nice=_COMPILE_NICE,
+            )
+        except ChildError as error:
+            raise CompileFailed(f"{self.model_file}: no plan: {error.message}") from error
+        except (ChildDied, ChildTimeout) as error:
+            raise CompileFailed(f"{self.model_file}: no plan: {error}") from error
+        return {
+            **figures,
+            **self._source_parts(),
+            "target": target_parts(),
+            "options": dict(COMPILE_OPTIONS),
+            "slots": self.slots.to_json(),
+            "inputs": [_spec_json(spec) for spec in self.inputs],
+            "outputs": [_spec_json(spec) for spec in self.outputs],
+        }
+
+    def _compiled_plan(self, entry: PlanEntry) -> FlatPlan:
+        from rebind.engines.aot_inductor.compile_child import LIBRARY
+        from rebind.engines.aot_inductor.native import NativeFunction
+
+        function = _loaded.get(self.key, lambda: NativeFunction(entry.directory / LIBRARY))
+        return self._plan(self.key, Tier.COMPILED, function)
+
+    def _plan(self, key: str, tier: Tier, function: FlatFunction) -> FlatPlan:
+        from rebind.engines.aot_inductor.plan import FlatPlan
+
+        return FlatPlan(key, tier, self.program, function, self._options.intra_op_threads)
+
+    def _refuse(self, fault: Fault, cause: Exception) -> NoReturn:
+        raise ModelInvalid(str(self.model_file), [fault]) from cause
+
+
+class _Loaded:
+    """The functions that are loaded in this process, by key, for as long as a plan holds them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._functions: weakref.WeakValueDictionary[str, FlatFunction] = weakref.WeakValueDictionary()
+
+    def get(self, key: str, load: Callable[[], FlatFunction]) -> FlatFunction:
+        """The function of ``key``; if no plan has it, ``load`` is called, by one thread at a time."""
+        with self._lock:
+            function = self._functions.get(key)
+            if function is None:
+                function = self._functions[key] = load()
+            return function
+
+
+_loaded = _Loaded()
+ENGINE = AotInductor()
+
+
+def _compiler() -> str | None:
+    return shutil.which(os.environ.get("CXX", "g++"))
+
+
+def _is_kept(archive: Archive, payload: Payload) -> bool:
+    """What the proof of a plan cannot make up: constants, and whole numbers, which may be indices."""
+    return payload.name in archive.constants or not payload.element.is_float
+
+
+def _spec_json(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype.value, "shape": list(spec.shape)}

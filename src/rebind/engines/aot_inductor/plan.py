@@ -1,0 +1,92 @@
+"""A plan and a plan with weights, the same for both tiers: they differ in the function that runs."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from rebind.engines.aot_inductor.guard import InputGuard
+from rebind.engines.aot_inductor.tensors import to_array, to_tensor, weight_tensor
+from rebind.errors import Fault
+from rebind.weights.slots import TensorInfo, refusal, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from rebind.engines.aot_inductor.program import Argument, Program
+    from rebind.engines.contract import Tier
+    from rebind.weights.store import WeightSet
+
+_thread = threading.local()
+
+
+class FlatFunction(Protocol):
+    """``f(*weights, *inputs)``: pure, and safe from any number of threads at once."""
+
+    def __call__(self, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Raises :class:`rebind.errors.Internal` with the text of what failed."""
+        ...
+
+
+class FlatPlan:
+    """A :class:`rebind.engines.contract.Plan` over a flat function, run with ``intra_op_threads`` threads a call."""
+
+    def __init__(self, key: str, tier: Tier, program: Program, function: FlatFunction, intra_op_threads: int) -> None:
+        self.key = key
+        self.tier = tier
+        self.program = program
+        self.function = function
+        self.intra_op_threads = intra_op_threads
+        self.guard = InputGuard(program)
+
+    def __repr__(self) -> str:
+        return f"<{self.tier.value} plan {self.key}>"
+
+    def bind(self, weights: WeightSet) -> FlatBoundPlan:
+        """Checks name, dtype and shape of every weight, as the compiled code does not, and makes tensors over their memory."""
+        faults = [fault for argument in self.program.used for fault in _misfits(argument, weights)]
+        if faults:
+            raise refusal(f"plan {self.key}", faults)
+        return FlatBoundPlan(self, weights)
+
+
+class FlatBoundPlan:
+    """A :class:`rebind.engines.contract.BoundPlan`: a plan, a weight set, and the tensors over its memory."""
+
+    def __init__(self, plan: FlatPlan, weights: WeightSet) -> None:
+        self.plan = plan
+        self.weights = weights
+        self._tensors = [
+            weight_tensor(weights.buffer(argument.name), argument.element, weights.slots.by_name[argument.name].shape)
+            for argument in plan.program.used
+        ]
+        self._elements = [argument.element for argument in plan.program.arguments]
+
+    def execute(self, inputs: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        """Runs the plan on these weights. Raises also :class:`rebind.errors.InvalidArgument` for inputs that do not fit."""
+        plan = self.plan
+        plan.guard.check(inputs)
+        _use_threads(plan.intra_op_threads)
+        tensors = [to_tensor(array, element) for array, element in zip(inputs, self._elements, strict=True)]
+        return [to_array(result) for result in plan.function([*self._tensors, *tensors])]
+
+
+def _misfits(argument: Argument, weights: WeightSet) -> list[Fault]:
+    slot = weights.slots.by_name.get(argument.name)
+    if slot is None:
+        return [Fault(shown(argument.name), "missing")]
+    if (slot.dtype, slot.shape) == (argument.element.slot, argument.shape):
+        return []
+    shape = tuple(size for size in argument.shape if isinstance(size, int))
+    return [Fault(shown(argument.name), f"expected {TensorInfo(argument.element.slot, shape, 0)}, got {slot.info}")]
+
+
+def _use_threads(count: int) -> None:
+    """Gives the calling thread its number of intra-op threads, which OpenMP keeps per thread."""
+    if getattr(_thread, "intra_op_threads", 0) != count:
+        torch.set_num_threads(count)
+        _thread.intra_op_threads = count

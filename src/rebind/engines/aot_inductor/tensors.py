@@ -1,0 +1,48 @@
+"""The border between numpy arrays, the weight store's memory, and torch tensors. Nothing is copied unless it must be."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from rebind.engines.aot_inductor.dtypes import ElementType
+
+# Arrays decoded from requests are read-only, and plans were checked not to write to their inputs. Torch warns once in a
+# process about such an array; that one time is here.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    torch.from_numpy(np.frombuffer(b"\0", np.uint8))
+
+
+def weight_tensor(buffer: memoryview, element: ElementType, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor over the bytes of one weight, with a storage of its own; it keeps ``buffer`` alive."""
+    dtype = getattr(torch, element.torch)
+    if buffer.nbytes == 0:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(buffer, dtype=dtype).view(shape)
+
+
+def to_tensor(array: npt.NDArray[Any], element: ElementType) -> torch.Tensor:
+    """A row-major tensor of ``element`` over an array; a copy only of an array that is strided or misaligned.
+
+    Misaligned is what begins at an address that its own element size does not divide; compiled code asks for no more.
+    """
+    flags = array.flags
+    if not (flags.c_contiguous and flags.aligned):
+        array = array.copy()
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if element.slot == "BF16" else tensor
+
+
+def to_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """The row-major array of a result; BF16 becomes ``uint16``."""
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.view(torch.uint16)
+    array: npt.NDArray[Any] = tensor.contiguous().numpy()
+    return array

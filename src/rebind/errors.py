@@ -1,0 +1,159 @@
+"""The error tree: every failure that a client or an operator can see.
+
+    RebindError
+    ├── Unknown            UNKNOWN
+    ├── Internal           INTERNAL
+    │   ├── CompileForbidden   a plan had to be built while REBIND_FORBID_COMPILE=1
+    │   ├── CompileFailed      the compiler ran and gave no trustworthy plan
+    │   └── StorageFailed      the disk or memory did not take what had to be stored
+    ├── NotFound           NOT_FOUND
+    ├── InvalidArgument    INVALID_ARG
+    │   └── Faulty             several faults of one subject, reported together
+    │       ├── ConfigInvalid      config.pbtxt
+    │       ├── RepositoryInvalid  the files of a model directory
+    │       ├── ModelInvalid       a plan source (model.pt2, ...)
+    │       └── WeightsRefused     a weights file or push
+    ├── Unavailable        UNAVAILABLE
+    ├── Unsupported        UNSUPPORTED
+    ├── AlreadyExists      ALREADY_EXISTS
+    └── Cancelled          CANCELLED
+
+The codes are Triton's (``TRITONSERVER_Error_Code``); each front end owns one table that maps them to its statuses.
+Errors of engines and libraries are translated into this tree at the border of the module that calls them.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Code(enum.Enum):
+    """Triton's error codes; the value is how Triton spells the code in front of a message."""
+
+    UNKNOWN = "Unknown"
+    INTERNAL = "Internal"
+    NOT_FOUND = "Not found"
+    INVALID_ARG = "Invalid argument"
+    UNAVAILABLE = "Unavailable"
+    UNSUPPORTED = "Unsupported"
+    ALREADY_EXISTS = "Already exists"
+    CANCELLED = "Cancelled"
+
+
+class RebindError(Exception):
+    """Base of all errors that carry a code; ``str(error)`` is the message for people."""
+
+    code: ClassVar[Code] = Code.UNKNOWN
+
+    @property
+    def status_text(self) -> str:
+        """The message with its code in front, as Triton prints a status (``Invalid argument: ...``)."""
+        return f"{self.code.value}: {self}"
+
+
+class Unknown(RebindError):
+    """A failure of which no more is known."""
+
+
+class Internal(RebindError):
+    """A failure inside the server or a model."""
+
+    code = Code.INTERNAL
+
+
+class CompileForbidden(Internal):
+    """A plan would have to be built, but ``REBIND_FORBID_COMPILE=1`` is set."""
+
+
+class CompileFailed(Internal):
+    """The compiler failed, or its plan did not agree with eager execution."""
+
+
+class StorageFailed(Internal):
+    """A disk or a memory limit did not take what had to be stored."""
+
+
+class NotFound(RebindError):
+    """What the request names does not exist."""
+
+    code = Code.NOT_FOUND
+
+
+class InvalidArgument(RebindError):
+    """The request, file or flag is wrong; the message says what, where, and what to do."""
+
+    code = Code.INVALID_ARG
+
+
+class Unavailable(RebindError):
+    """It exists but cannot be used now."""
+
+    code = Code.UNAVAILABLE
+
+
+class Unsupported(RebindError):
+    """It is well-formed, but this server (or this build of it) does not do it."""
+
+    code = Code.UNSUPPORTED
+
+
+class AlreadyExists(RebindError):
+    """What is to be created is there already."""
+
+    code = Code.ALREADY_EXISTS
+
+
+class Cancelled(RebindError):
+    """The client or the server gave the request up."""
+
+    code = Code.CANCELLED
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong: where it is, what is wrong, and what to do about it (may be empty)."""
+
+    where: str
+    problem: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.problem}" if self.where else self.problem
+        return f"{text}; {self.remedy}" if self.remedy else text
+
+
+class Faulty(InvalidArgument):
+    """Everything that is wrong with one subject, in one report.
+
+    ``subject`` names the thing (a path, a model); ``faults`` has at least one entry.
+    """
+
+    def __init__(self, subject: str, faults: Sequence[Fault]) -> None:
+        self.subject = subject
+        self.faults = tuple(faults)
+        lines = [str(fault) for fault in self.faults]
+        if len(lines) == 1:
+            super().__init__(f"{subject}: {lines[0]}")
+        else:
+            super().__init__(f"{subject}: {len(lines)} faults: " + " | ".join(lines))
+
+
+class ConfigInvalid(Faulty):
+    """A model configuration that cannot be used."""
+
+
+class RepositoryInvalid(Faulty):
+    """Files of a model directory that contradict each other or the layout rules."""
+
+
+class ModelInvalid(Faulty):
+    """A plan source that cannot be read, or that its engine cannot serve."""
+
+
+class WeightsRefused(Faulty):
+    """Weights that do not fit the slots of a plan, or a weights file that is damaged."""

@@ -1,0 +1,1 @@
+"""Scheduling: which request runs when, and on which instance. Decisions are pure; shells are thin."""

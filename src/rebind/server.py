@@ -1,0 +1,170 @@
+"""The composition root: makes a server of its parts, runs it, and ends it without losing a request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from rebind import __version__
+from rebind.config.server import CompileMode
+from rebind.engines.contract import EngineOptions
+from rebind.engines.registry import find_engine
+from rebind.errors import Internal
+from rebind.http.limits import Limits
+from rebind.http.server import HttpServer
+from rebind.observability.logs import log_table
+from rebind.plans.cache import PlanCache
+from rebind.scheduling.completions import Completions
+from rebind.scheduling.default import DefaultScheduler
+from rebind.serving.compiling import BackgroundCompiler
+from rebind.serving.control import RepositoryControl
+from rebind.serving.dataplane import DataPlane
+from rebind.serving.loader import Loader
+from rebind.serving.models import Models
+from rebind.serving.refit import Refitter
+from rebind.serving.updater import Updater
+from rebind.weights.store import WeightStore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from rebind.config.server import ServerConfig
+    from rebind.scheduling.contract import Instance, Observer, Scheduler
+
+_log = logging.getLogger(__name__)
+
+_TRIM_INTERVAL_S = 1.0
+_REFIT_THREADS = 2
+
+
+class Server:
+    """A server in this process; all of it belongs to the event loop on which :meth:`start` is called."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        """Checks the flags (:class:`rebind.errors.Faulty` with all that is wrong); nothing is opened yet."""
+        config.validate()
+        self._config = config
+        self._store = WeightStore(config.spare_weights_idle_s)
+        self._models = Models()
+        self._loads = ThreadPoolExecutor(config.model_load_thread_count, "load")
+        # Refits have threads of their own: new weights do not wait behind the load of another model.
+        self._refits = ThreadPoolExecutor(_REFIT_THREADS, "refit")
+        self._http: HttpServer | None = None
+
+    @property
+    def http_port(self) -> int:
+        """The port that HTTP is served on, once started."""
+        if self._http is None:
+            raise Internal("HTTP is not served")
+        return self._http.ports[0]
+
+    async def start(self) -> None:
+        """Loads the start-up models, then opens the ports: who can connect gets answers.
+
+        When it raises, :meth:`stop` still has to be called.
+        """
+        self._trimming = asyncio.create_task(self._trim_forever())
+        self._updater = self._make_updater()
+        self._control = RepositoryControl(self._config, self._models, self._updater)
+        self.data_plane = DataPlane(
+            self._config.id,
+            __version__,
+            self._models,
+            self._control,
+            strict_readiness=self._config.strict_readiness,
+        )
+        await self._control.start()
+        self.data_plane.start()
+        self._log_tables()
+        if self._config.allow_http:
+            http = HttpServer(self.data_plane, Limits(input_bytes=self._config.http_max_input_size))
+            await http.start(self._config.http_address, self._config.http_port)
+            self._http = http
+
+    async def stop(self) -> None:
+        """Answers what was begun, at most ``exit_timeout_secs`` long, and lets everything go."""
+        _log.info("Waiting for in-flight requests to complete.")
+        await self._control.stop()
+        if self._http is not None:
+            await self._http.drain(self._config.exit_timeout_secs)
+        self.data_plane.stop()
+        _log.info("All models are stopped, unloading models")
+        await self._updater.stop()
+        self._trimming.cancel()
+        self._loads.shutdown(wait=False, cancel_futures=True)
+        self._refits.shutdown(wait=False, cancel_futures=True)
+
+    def _make_updater(self) -> Updater:
+        config = self._config
+        loader = Loader(config, self._store, find_engine, EngineOptions(PlanCache(config.plan_cache_dir)))
+        completions = Completions(asyncio.get_running_loop())
+
+        def make_scheduler(instances: Sequence[Instance], observer: Observer) -> Scheduler:
+            return DefaultScheduler(instances, completions, observer)
+
+        return Updater(
+            self._models,
+            loader,
+            Refitter(loader, self._refits),
+            BackgroundCompiler() if config.compile is CompileMode.BACKGROUND else None,
+            make_scheduler,
+            self._loads,
+            need_config=config.disable_auto_complete_config,
+        )
+
+    async def _trim_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_TRIM_INTERVAL_S)
+            self._store.trim()
+
+    def _log_tables(self) -> None:
+        rows = [
+            (model.name, str(number), record.state.value + (f": {record.reason}" if record.reason else ""))
+            for model in self._models
+            for number, record in sorted(model.versions.items())
+        ]
+        log_table(_log, ("Model", "Version", "Status"), rows)
+
+
+@contextlib.asynccontextmanager
+async def running(config: ServerConfig) -> AsyncIterator[Server]:
+    """A started server, stopped in the end."""
+    server = Server(config)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(server.stop)
+        await server.start()
+        yield server
+
+
+def run(config: ServerConfig) -> None:
+    """Serves until SIGINT or SIGTERM, then drains; a second signal ends the process at once.
+
+    Raises what keeps the server from starting.
+    """
+    # Connections and weight sets take a descriptor each; the usual soft limit of 1,024 is for programs that use select.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    uvloop.run(_serve(config))
+
+
+async def _serve(config: ServerConfig) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        stop.set()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    async with running(config):
+        await stop.wait()

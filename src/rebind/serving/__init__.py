@@ -1,0 +1,1 @@
+"""Serving: versions, instances, refits, and the one data plane under all front ends."""

@@ -1,0 +1,91 @@
+"""Refit: give a version that serves another weight set, without touching its plan.
+
+Staging (read, check, copy, bind) runs on a thread beside the serving ones and changes nothing that serves. The commit
+is one assignment on the event loop. Requests that run keep the generation that they began with; its weights are freed
+when the last of them ends. A refused stage leaves no trace but the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from rebind.errors import Internal, RebindError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from rebind.engines.contract import BoundPlan, Graph
+    from rebind.repository.versions import VersionSource
+    from rebind.serving.loader import Loader, Staged
+    from rebind.serving.version import ModelVersion
+
+_log = logging.getLogger(__name__)
+
+
+class Refitter:
+    """Performs refits: one at a time per version, others wait."""
+
+    def __init__(self, loader: Loader, executor: Executor) -> None:
+        self._loader = loader
+        self._executor = executor
+
+    async def refit(self, version: ModelVersion, graph: Graph, source: VersionSource, cause: str) -> None:
+        """Makes the weights of ``source`` the next generation; weights equal to those that serve commit nothing.
+
+        ``graph`` is the version's own, or a newly opened one with the same key. Raises why the weights are refused; the
+        version then answers as before, and :attr:`ModelVersion.refusal` tells the reason.
+        """
+        async with version.refit_lock:
+            started_s = time.monotonic()
+            version.step("stage")
+            staged = await self._stage(version, graph, source)
+            version.graph, version.source, version.refusal = graph, source, None
+            if staged.put.weights.digest == version.generation.bound.weights.digest:
+                version.step("unchanged")
+                return
+            version.step("validated")
+            version.commit(_on_current_plan(version, staged), staged, cause, (time.monotonic() - started_s) * 1e3)
+            _log_refit(version)
+
+    async def _stage(self, version: ModelVersion, graph: Graph, source: VersionSource) -> Staged:
+        plan = version.generation.bound.plan
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._executor, self._loader.stage, graph, plan, source
+            )
+        except Exception as error:
+            version.step("refused")
+            refusal = error if isinstance(error, RebindError) else Internal(f"{type(error).__name__}: {error}")
+            version.refusal = refusal.status_text
+            _log.error(
+                "refit of '%s' version %d refused, generation %d keeps serving: %s",
+                version.name,
+                version.number,
+                version.generation.number,
+                refusal,
+            )
+            raise refusal from error
+
+
+def _on_current_plan(version: ModelVersion, staged: Staged) -> BoundPlan:
+    """The staged weights on the plan that serves now, which may have been promoted while they were read."""
+    plan = version.generation.bound.plan
+    return staged.bound if staged.bound.plan is plan else plan.bind(staged.put.weights)
+
+
+def _log_refit(version: ModelVersion) -> None:
+    generation, commit = version.generation, version.history[-1]
+    label = f" ({generation.label})" if generation.label else ""
+    _log.info(
+        "refitted '%s' version %d: generation %d%s in %.1f ms, %d bytes copied, %d shared",
+        version.name,
+        version.number,
+        generation.number,
+        label,
+        commit.refit_ms,
+        commit.copied_bytes,
+        commit.shared_bytes,
+    )

@@ -1,0 +1,55 @@
+"""What a model's directory asks for: its configuration as written, and the files of the versions it wants served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rebind.config.model import FileRules
+from rebind.config.pbtxt import parse_pbtxt, read_pbtxt
+from rebind.errors import ConfigInvalid, Fault
+from rebind.repository.versions import Layout, choose, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rebind.config.schema import ConfigMessage
+    from rebind.repository.scan import ModelDirectory
+    from rebind.repository.versions import VersionSource
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """``config`` is what ``config.pbtxt`` says (empty without one); ``notes`` are lines for the log."""
+
+    config: ConfigMessage
+    layout: Layout
+    versions: Mapping[int, VersionSource]
+    notes: tuple[str, ...]
+
+
+def find_wanted(directory: ModelDirectory, *, need_config: bool) -> Wanted:
+    """Reads the configuration and chooses; no plan or weights file is opened.
+
+    ``need_config``: there is no auto-completion, so that ``config.pbtxt`` must be there.
+    Raises ConfigInvalid, RepositoryInvalid, or InvalidArgument when no version is left.
+    """
+    config = _read_config(directory, need_config=need_config)
+    rules = FileRules.from_message(config, directory.name)
+    layout = Layout(rules.default_model_filename or "", rules.weights_filename or "")
+    choice = choose(rules.version_policy, directory.versions, directory.name)
+    return Wanted(
+        config=config,
+        layout=layout,
+        versions={number: resolve(directory, number, layout) for number in choice.numbers},
+        notes=(*directory.warnings, *choice.errors),
+    )
+
+
+def _read_config(directory: ModelDirectory, *, need_config: bool) -> ConfigMessage:
+    if directory.config_path is not None:
+        return read_pbtxt(directory.config_path)
+    if need_config:
+        fault = Fault("config.pbtxt", "is not there", "write one, or start without --disable-auto-complete-config")
+        raise ConfigInvalid(str(directory.path), [fault])
+    return parse_pbtxt("", str(directory.path))

@@ -1,0 +1,10 @@
+"""The weights ring: what a plan's slots are, how weights files are read, and where weight sets live.
+
+* ``slots``: the places of a plan that weights go to, and the check that a set of tensors fits them;
+* ``formats``, ``header``: weights files, opened and validated before a byte of a tensor is read;
+* ``reading``, ``finite``: tensors on their way into memory: copied, digested and looked through in one pass;
+* ``segment``, ``layout``: sealed shared memory, recycled but never under anything that still refers to it;
+* ``store``: immutable weight sets, equal tensors held once.
+
+Blocking and safe to call from any thread; knows neither torch nor asyncio.
+"""

@@ -1,0 +1,152 @@
+"""Tensors on their way from a file into memory: read once, digested and looked through while in the cache."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import numpy as np
+from blake3 import blake3
+
+from rebind.weights.finite import count_non_finite
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Generator, Sequence
+
+    from rebind.weights.formats import WeightsSource
+    from rebind.weights.slots import TensorInfo
+
+READERS = 2
+"""Threads that read one weight set; more do not help, as memory is the limit (``engines.md`` section 1)."""
+
+PIECE_BYTES = 8 << 20
+"""What one thread reads at a time, and the unit of :func:`tensor_digest`; a whole number of elements of any dtype."""
+
+HEAD_BYTES = 64
+"""By so much of its beginning a tensor is looked up among those in memory; most that have changed differ there."""
+
+_CHUNK_BYTES = 256 << 10  # small enough to be hashed and searched out of the second-level cache
+_SAMPLE_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a tensor's bytes come from: ``name`` in ``source``."""
+
+    source: WeightsSource
+    name: str
+
+    @property
+    def info(self) -> TensorInfo:
+        """Its dtype, shape and bytes."""
+        return self.source.tensors[self.name]
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What reading a tensor found out: its digest, and how many of its values are NaN or infinite."""
+
+    digest: str
+    non_finite: int
+
+
+class InMemory(Protocol):
+    """A tensor that is in memory already; ``view`` is its bytes."""
+
+    @property
+    def view(self) -> memoryview: ...
+
+
+T = TypeVar("T", bound=InMemory)
+
+
+def tensor_digest(data: memoryview) -> str:
+    """Names a tensor's bytes: hex blake3 over the blake3 digests of its pieces of :data:`PIECE_BYTES`.
+
+    In pieces, so that several threads can digest one tensor.
+    """
+    pieces = (blake3(data[start:stop]).digest() for start, stop in _ranges(len(data), PIECE_BYTES))
+    return blake3(b"".join(pieces)).hexdigest()
+
+
+def copy_tensors(jobs: Sequence[tuple[Origin, memoryview]]) -> Generator[Content, None, None]:
+    """Reads each tensor into the memory beside it, with :data:`READERS` threads; yields in order, as they are done.
+
+    The first failure is raised after the threads have stopped.
+    """
+    pieces = [
+        (origin, start, target[start:stop])
+        for origin, target in jobs
+        for start, stop in _ranges(len(target), PIECE_BYTES)
+    ]
+    pool = ThreadPoolExecutor(READERS, thread_name_prefix="weights")
+    try:
+        results = pool.map(_copy_piece, *zip(*pieces, strict=True)) if pieces else iter(())
+        for _, target in jobs:
+            done = [next(results) for _ in _ranges(len(target), PIECE_BYTES)]
+            digest = blake3(b"".join(digest for digest, _ in done)).hexdigest()
+            yield Content(digest, sum(non_finite for _, non_finite in done))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _copy_piece(origin: Origin, start: int, target: memoryview) -> tuple[bytes, int]:
+    hasher = blake3()
+    non_finite = 0
+    for begin, end in _ranges(len(target), _CHUNK_BYTES):
+        chunk = target[begin:end]
+        origin.source.read_into(origin.name, start + begin, chunk)
+        hasher.update(chunk)
+        non_finite += count_non_finite(origin.info.dtype, chunk)
+    return hasher.digest(), non_finite
+
+
+def read_head(origin: Origin) -> bytes:
+    """A tensor's first :data:`HEAD_BYTES`, or all of it if it has fewer."""
+    head = bytearray(min(origin.info.nbytes, HEAD_BYTES))
+    origin.source.read_into(origin.name, 0, memoryview(head))
+    return bytes(head)
+
+
+def find_equal(searches: Sequence[tuple[Origin, Collection[T]]]) -> list[T | None]:
+    """For each tensor the one of its candidates, which have its size, that equals it byte for byte, or None."""
+    with ThreadPoolExecutor(READERS, thread_name_prefix="weights") as pool:
+        return list(pool.map(_equal_candidate, searches))
+
+
+def _equal_candidate(search: tuple[Origin, Collection[T]]) -> T | None:
+    """Compares a few samples first, so that a tensor that has changed is hardly read for nothing."""
+    origin, candidates = search
+    nbytes = origin.info.nbytes
+    apart = max(nbytes // 4, _SAMPLE_BYTES)
+    samples = [(start, min(start + _SAMPLE_BYTES, nbytes)) for start in range(0, nbytes, apart)]
+    buffer = memoryview(bytearray(min(nbytes, _CHUNK_BYTES)))
+    remaining = list(candidates)
+    for start, stop in [*samples, *_ranges(nbytes, _CHUNK_BYTES)]:
+        if not remaining:
+            return None
+        data = buffer[: stop - start]
+        origin.source.read_into(origin.name, start, data)
+        remaining = [candidate for candidate in remaining if _same(candidate.view[start:stop], data)]
+    return remaining[0] if remaining else None
+
+
+def same_tensor(one: Origin, other: Origin) -> bool:
+    """Whether two tensors of one size, in files, are equal byte for byte."""
+    nbytes = one.info.nbytes
+    left, right = (memoryview(bytearray(min(nbytes, _CHUNK_BYTES))) for _ in range(2))
+    for start, stop in _ranges(nbytes, _CHUNK_BYTES):
+        one.source.read_into(one.name, start, left[: stop - start])
+        other.source.read_into(other.name, start, right[: stop - start])
+        if not _same(left[: stop - start], right[: stop - start]):
+            return False
+    return True
+
+
+def _same(left: memoryview, right: memoryview) -> bool:
+    return np.array_equal(np.frombuffer(left, np.uint8), np.frombuffer(right, np.uint8))
+
+
+def _ranges(nbytes: int, step: int) -> list[tuple[int, int]]:
+    return [(start, min(start + step, nbytes)) for start in range(0, nbytes, step)]

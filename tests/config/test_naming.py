@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+
+from rebind.config.naming import TensorOrder, input_order, output_order
+from rebind.errors import ConfigInvalid
+from rebind.tensor import DataType, TensorSpec
+
+GRAPH = tuple(TensorSpec(name, DataType.FP32, (-1,)) for name in ("image", "mask", "scale__2"))
+
+
+@pytest.mark.parametrize(
+    ("names", "order"),
+    [
+        (["mask", "image"], TensorOrder((1, 0), by_name=True)),
+        (["scale__2", "mask"], TensorOrder((2, 1), by_name=True)),
+        (["INPUT__2", "INPUT__0"], TensorOrder((2, 0), by_name=False)),
+        (["anything__01"], TensorOrder((1,), by_name=False)),
+        (["scale__2", "x__0"], TensorOrder((2, 0), by_name=False)),
+        ([], TensorOrder((), by_name=False)),
+    ],
+)
+def test_names_of_the_graph_come_first_then_indices(names: list[str], order: TensorOrder) -> None:
+    assert input_order("m", names, GRAPH) == order
+
+
+@pytest.mark.parametrize(
+    "names", [["image", "INPUT__1"], ["first", "second"], ["a__b__1", "c"], ["x__", "y"], ["x__1a"], ["x__²"], ["x_1"]]
+)
+def test_other_names_mean_nothing_and_are_taken_in_order_with_a_warning(names: list[str]) -> None:
+    order = input_order("m", names, GRAPH)
+    assert order.positions == tuple(range(len(names)))
+    assert not order.by_name
+    assert "Falling back to enforcing strict ordering from model configuration." in order.warning
+
+
+def test_warnings_are_tritons() -> None:
+    assert input_order("m", ["x__0", "foo"], GRAPH).warning == (
+        "input 'foo' or previous input(s) are neither an input argument to the model 'm' nor do they follow the "
+        "<name>__<index> naming convention. Falling back to enforcing strict ordering from model configuration."
+    )
+    assert output_order("m", ["foo"], GRAPH).warning.startswith("output 'foo' or previous output(s) of the model 'm'")
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["a", "b", "c", "d"], "unable to load model 'm', configuration expects 4 inputs, model provides 3"),
+        (["INPUT__7"], "index which doesn't exist. This model has 3 inputs"),
+        (["A__0", "B__0"], "inputs 'A__0' and 'B__0' are both input 0 of the model"),
+        (["image", "image"], "input 'image' is configured twice"),
+        (["foo", "foo"], "input 'foo' is configured twice"),
+    ],
+)
+def test_positions_that_are_not_there_or_taken(names: list[str], said: str) -> None:
+    with pytest.raises(ConfigInvalid, match="configuration of model 'm'") as caught:
+        input_order("m", names, GRAPH)
+    assert said in str(caught.value)
+
+
+def test_text_of_a_missing_output_is_tritons() -> None:
+    with pytest.raises(ConfigInvalid) as caught:
+        output_order("m", ["OUT__3"], GRAPH)
+    assert (
+        "The output OUT__3 in the model configuration refers to an output index which doesn't exist. "
+        "This model has 3 outputs"
+    ) in str(caught.value)

@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.engines.models import CASES
+
+
+@pytest.fixture(scope="session")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One archive of each case, with the weights of seed 0. Tests that write to one restore it."""
+    directory = tmp_path_factory.mktemp("archives")
+    return {case.name: case.export(0, directory / f"{case.name}.pt2") for case in CASES}

@@ -1,0 +1,266 @@
+"""What every engine promises (architecture section 2, at the level of an engine), against eager PyTorch.
+
+An engine's test module subclasses :class:`EngineSuite` and gives it the fixture ``bench``. A test takes plans from the bench
+and nothing else of the engine.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rebind.engines.contract import BoundPlan, Engine, EngineOptions, Graph, Plan, Tier
+from rebind.errors import InvalidArgument, WeightsRefused
+from rebind.weights.formats import open_weights
+from rebind.weights.store import WeightSet, WeightStore
+from tests.engines.models import Arrays, Case
+
+State = dict[str, torch.Tensor]
+
+
+@dataclass
+class Bench:
+    """A model file of one case, opened by one engine, at one tier, with a store of weights.
+
+    ``bound``: largest ``max|answer - eager| / max|eager|`` of real numbers; 0 asks for equal bits.
+    """
+
+    case: Case
+    engine: Engine
+    options: EngineOptions
+    tier: Tier
+    model_file: Path
+    directory: Path
+    bound: float = 0.0
+    store: WeightStore = field(default_factory=WeightStore)
+
+    def open(self) -> Graph:
+        return self.engine.open(self.model_file, self.options)
+
+    def plan(self, graph: Graph | None = None) -> Plan:
+        graph = graph or self.open()
+        plan = graph.eager_plan() if self.tier is Tier.EAGER else graph.cached_plan()
+        assert plan is not None, "the module's fixture builds the plan"
+        return plan
+
+    def put(self, state: State, name: str = "weights") -> WeightSet:
+        path = self.case.save(state, self.directory / f"{name}.safetensors")
+        graph = self.open()
+        with open_weights(path) as source, graph.embedded_weights() as embedded:
+            return self.store.put(graph.slots, source, embedded).weights
+
+    def bind(self, seed: int) -> BoundPlan:
+        return self.plan().bind(self.put(self.case.state(seed)))
+
+    def inputs(self, seed: int = 0) -> Arrays:
+        return self.case.inputs(np.random.default_rng(seed))
+
+    def assert_as_eager(self, answers: Arrays, state: State, inputs: Arrays) -> None:
+        expected = self.case.expected(state, inputs)
+        assert [a.shape for a in answers] == [e.shape for e in expected]
+        assert [a.dtype for a in answers] == [e.dtype for e in expected]
+        for spec, answer, want in zip(self.open().outputs, answers, expected, strict=True):
+            if self.bound == 0:
+                assert answer.tobytes() == want.tobytes()
+            else:
+                got, wanted = _reals(answer, spec.datatype.value), _reals(want, spec.datatype.value)
+                assert np.abs(got - wanted).max() <= self.bound * np.abs(wanted).max()
+
+
+class EngineSuite:
+    """To be subclassed with a fixture ``bench``."""
+
+    def test_answers_are_those_of_eager_pytorch(self, bench: Bench) -> None:
+        for seed in (1, 2):
+            bound, inputs = bench.bind(seed), bench.inputs(seed)
+            bench.assert_as_eager(bound.execute(inputs), bench.case.state(seed), inputs)
+
+    def test_weights_inside_the_model_file_serve(self, bench: Bench) -> None:
+        graph, inputs = bench.open(), bench.inputs()
+        with graph.embedded_weights() as embedded:
+            weights = bench.store.put(graph.slots, embedded).weights
+        bench.assert_as_eager(bench.plan(graph).bind(weights).execute(inputs), bench.case.state(0), inputs)
+
+    def test_every_single_weight_counts(self, bench: Bench) -> None:
+        """Promise 4: nothing is folded, tied or cached away. Each slot is changed alone."""
+        state, inputs = bench.case.state(1), bench.inputs()
+        before = [answer.tobytes() for answer in bench.bind(1).execute(inputs)]
+        for name in state:
+            changed = {**state, name: state[name] * 1.5 + 1} if state[name].is_floating_point() else state
+            answers = bench.plan().bind(bench.put(changed)).execute(inputs)
+            bench.assert_as_eager(answers, changed, inputs)
+            if state[name].is_floating_point():
+                assert [answer.tobytes() for answer in answers] != before, name
+
+    def test_a_refit_compiles_nothing(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Promise 1."""
+        monkeypatch.setenv("REBIND_FORBID_COMPILE", "1")
+        inputs = bench.inputs()
+        for seed in (1, 2, 3):
+            bench.assert_as_eager(bench.bind(seed).execute(inputs), bench.case.state(seed), inputs)
+
+    def test_threads_with_two_weight_sets_never_mix(self, bench: Bench) -> None:
+        """Promise 2: four threads run, on whichever of two weight sets is current, while it changes all the time."""
+        inputs = bench.inputs()
+        plans = [bench.bind(1), bench.bind(2)]
+        pure = [[a.tobytes() for a in plan.execute(inputs)] for plan in plans]
+        assert pure[0] != pure[1]
+        current = [0]
+        wrong: list[Any] = []
+
+        def run() -> None:
+            for _ in range(200):
+                index = current[0]
+                if [a.tobytes() for a in plans[index].execute(inputs)] != pure[index]:
+                    wrong.append(index)
+                current[0] = 1 - index
+
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+
+    def test_refused_weights_leave_the_old_ones_answering(self, bench: Bench) -> None:
+        """Promise 3."""
+        inputs, state = bench.inputs(), bench.case.state(1)
+        bound = bench.bind(1)
+        before = [answer.tobytes() for answer in bound.execute(inputs)]
+        victim = max(state, key=lambda name: state[name].numel())
+        bad: list[State] = [
+            {name: tensor for name, tensor in state.items() if name != victim},
+            {**state, victim: state[victim].flatten()[:-1]},
+            {**state, victim: state[victim].double()},
+            {**state, victim: state[victim] * float("nan")},
+            {**state, "stray": torch.zeros(1)},
+        ]
+        for offered in bad:
+            with pytest.raises(WeightsRefused, match="stray" if "stray" in offered else victim.replace(".", r"\.")):
+                bench.put(offered, "bad")
+            assert [answer.tobytes() for answer in bound.execute(inputs)] == before
+
+    def test_a_weight_set_for_other_slots_cannot_be_bound(self, bench: Bench) -> None:
+        from rebind.weights.slots import Slot, SlotTable
+
+        graph = bench.open()
+        slots = SlotTable(tuple(Slot(f"{s.name}.other", s.dtype, s.shape, s.required, s.used) for s in graph.slots.slots))
+        path = bench.directory / "other.safetensors"
+        bench.case.save({f"{name}.other": tensor for name, tensor in bench.case.state(1).items()}, path)
+        with open_weights(path) as source:
+            used = SlotTable(tuple(slot for slot in slots.slots if slot.name in source.tensors))
+            weights = bench.store.put(used, source).weights
+        with pytest.raises(WeightsRefused):
+            bench.plan(graph).bind(weights)
+
+    def test_after_a_refit_answers_are_those_of_a_fresh_process(self, bench: Bench) -> None:
+        """Promise 4."""
+        inputs = bench.inputs()
+        bench.bind(1).execute(inputs)
+        refitted = [answer.tobytes().hex() for answer in bench.bind(2).execute(inputs)]
+        assert _fresh_process(bench, bench.directory / "weights.safetensors", inputs) == refitted
+
+    def test_files_may_be_overwritten_while_they_serve(self, bench: Bench, tmp_path: Path) -> None:
+        """Promise 7."""
+        inputs = bench.inputs()
+        bound = bench.bind(1)
+        before = [answer.tobytes() for answer in bound.execute(inputs)]
+        path = bench.directory / "weights.safetensors"
+        path.write_bytes(b"\xff" * 64)
+        original = bench.model_file.read_bytes()
+        try:
+            bench.model_file.write_bytes(b"\xff" * 64)
+            assert [answer.tobytes() for answer in bound.execute(inputs)] == before
+        finally:
+            bench.model_file.write_bytes(original)
+
+    def test_inputs_that_do_not_fit_are_refused(self, bench: Bench) -> None:
+        """Promise 8: compiled code would read what is not there."""
+        bound, inputs = bench.bind(1), bench.inputs()
+        first, rest = inputs[0], inputs[1:]
+        for bad in ([], [*inputs, first], [first.astype(np.complex64), *rest], [first[..., :-1], *rest], [first[0], *rest]):
+            with pytest.raises(InvalidArgument):
+                bound.execute(bad)
+        assert bound.execute(inputs)
+
+    def test_inputs_of_any_layout_are_taken(self, bench: Bench) -> None:
+        """Read-only, strided, and at an odd address, as a decoder finds them in a request."""
+        bound, inputs = bench.bind(1), bench.inputs()
+        expected = [answer.tobytes() for answer in bound.execute(inputs)]
+
+        def at_odd_address(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            return np.frombuffer(b"\0" + array.tobytes(), np.uint8)[1:].view(array.dtype).reshape(array.shape)
+
+        def strided(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            return np.stack([array, array], axis=-1)[..., 0]
+
+        for layout in (at_odd_address, strided, np.asfortranarray):
+            assert [a.tobytes() for a in bound.execute([layout(array) for array in inputs])] == expected
+
+    def test_binding_reads_the_weights_where_they_are(self, bench: Bench) -> None:
+        """Promise 5: any number of bound plans, one copy of the weights."""
+        weights = bench.put(bench.case.state(1))
+        before = bench.store.usage().unique_bytes
+        plans = [bench.plan().bind(weights) for _ in range(4)]
+        assert bench.store.usage().unique_bytes == before
+        assert all(plan.weights is weights for plan in plans)
+
+    def test_a_bound_plan_outlives_everything_else(self, bench: Bench) -> None:
+        bound, inputs = bench.bind(1), bench.inputs()
+        before = [answer.tobytes() for answer in bound.execute(inputs)]
+        bench.store = WeightStore()
+        for seed in (2, 3, 4):
+            bench.bind(seed).execute(inputs)
+        assert [answer.tobytes() for answer in bound.execute(inputs)] == before
+
+
+def _reals(array: np.ndarray[Any, Any], datatype: str) -> np.ndarray[Any, Any]:
+    if datatype == "BF16":
+        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return array.astype(np.float64)
+
+
+_FRESH = """
+import json, sys
+from pathlib import Path
+import numpy as np
+from rebind.engines.contract import EngineOptions
+from rebind.engines.registry import engine
+from rebind.plans.cache import PlanCache
+from rebind.weights.formats import open_weights
+from rebind.weights.store import WeightStore
+request = json.load(sys.stdin)
+graph = engine(request["engine"]).open(Path(request["model"]), EngineOptions(PlanCache(Path(request["cache"]))))
+plan = graph.eager_plan() if request["tier"] == "eager" else graph.cached_plan()
+with open_weights(Path(request["weights"])) as source, graph.embedded_weights() as embedded:
+    weights = WeightStore().put(graph.slots, source, embedded).weights
+inputs = [np.frombuffer(bytes.fromhex(d), t).reshape(s) for d, t, s in request["inputs"]]
+print(json.dumps([answer.tobytes().hex() for answer in plan.bind(weights).execute(inputs)]))
+"""
+
+
+def _fresh_process(bench: Bench, weights: Path, inputs: Arrays) -> list[str]:
+    request = {
+        "engine": bench.engine.name,
+        "model": str(bench.model_file),
+        "cache": str(bench.options.cache.root),
+        "tier": bench.tier.value,
+        "weights": str(weights),
+        "inputs": [(array.tobytes().hex(), array.dtype.str, array.shape) for array in inputs],
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", _FRESH], input=json.dumps(request), capture_output=True, text=True, check=True, timeout=60
+    )
+    answers: list[str] = json.loads(done.stdout)
+    return answers
+
+

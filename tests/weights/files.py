@@ -1,0 +1,66 @@
+"""Weights files for the tests: good ones by the safetensors library, bad ones by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import safetensors
+from safetensors.numpy import save_file
+
+from rebind.weights.formats import open_weights
+from rebind.weights.slots import Slot, SlotTable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from rebind.weights.store import PutResult, WeightStore
+
+Arrays = dict[str, "npt.NDArray[Any]"]
+NAMES = {"float32": "F32", "float64": "F64", "float16": "F16", "int64": "I64", "uint8": "U8", "bool": "BOOL"}
+
+
+def raw_safetensors(header: Mapping[str, Any] | bytes, data: bytes = b"", length: int | None = None) -> bytes:
+    """A file of exactly this header and data; ``length`` is what it says its header's length is, else the truth."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return (len(text) if length is None else length).to_bytes(8, "little") + text + data
+
+
+def entry(shape: list[int], begin: int, end: int, dtype: str = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def save(path: Path, arrays: Arrays) -> Path:
+    save_file(arrays, path)
+    return path
+
+
+def floats(*values: float) -> npt.NDArray[np.float32]:
+    return np.array(values, np.float32)
+
+
+def read_by_library(content: bytes) -> dict[str, str]:
+    """The dtypes of a file's tensors by name, as the safetensors library reads them."""
+    deserialize: Any = safetensors.deserialize
+    return {name: info["dtype"] for name, info in deserialize(content)}
+
+
+def arrays_of(seed: int, **shapes: tuple[int, ...]) -> Arrays:
+    generator = np.random.default_rng(seed)
+    return {name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def table_of(arrays: Arrays) -> SlotTable:
+    return SlotTable(tuple(Slot(name, NAMES[array.dtype.name], array.shape) for name, array in arrays.items()))
+
+
+def put(store: WeightStore, path: Path, arrays: Arrays, **options: Any) -> PutResult:
+    """Saves the arrays there by rename, as ``rebind publish`` does, and puts them into the store."""
+    aside = path.with_name(f".{path.name}.aside")
+    save(aside, arrays).rename(path)
+    with open_weights(path) as source:
+        return store.put(table_of(arrays), source, **options)

@@ -1,0 +1,407 @@
+from __future__ import annotations
+
+import gc
+import json
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from rebind.errors import StorageFailed, WeightsRefused
+from rebind.weights.formats import RecordSource, TensorInfo, open_weights
+from rebind.weights.reading import PIECE_BYTES, tensor_digest
+from rebind.weights.slots import Slot, SlotTable
+from rebind.weights.store import WeightStore
+from tests.weights.files import Arrays, arrays_of, entry, floats, put, raw_safetensors, save, table_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rebind.weights.store import WeightSet
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.safetensors"
+
+
+@pytest.fixture
+def store() -> WeightStore:
+    return WeightStore()
+
+
+def assert_holds(weights: WeightSet, arrays: Arrays) -> None:
+    for name, array in arrays.items():
+        assert bytes(weights.buffer(name)) == array.tobytes(), name
+
+
+def address(weights: WeightSet, name: str) -> int:
+    return np.frombuffer(weights.buffer(name), np.uint8).ctypes.data
+
+
+class TestPut:
+    def test_set_holds_what_the_file_holds(self, store: WeightStore, path: Path) -> None:
+        arrays = arrays_of(0, a=(7, 3), b=(5,)) | {"n": np.array(3), "e": np.zeros((0, 4), np.float32)}
+        result = put(store, path, arrays)
+        assert_holds(result.weights, arrays)
+        assert result.weights.nbytes == result.copied_bytes == 7 * 3 * 4 + 5 * 4 + 8
+        assert result.shared_bytes == 0
+        assert result.weights.slots == table_of(arrays)
+
+    def test_buffers_are_aligned(self, store: WeightStore, path: Path) -> None:
+        weights = put(store, path, arrays_of(0, a=(7,), b=(5,), c=(1000,))).weights
+        for name in "abc":
+            assert address(weights, name) % 64 == 0
+
+    def test_tensor_of_several_pieces_is_whole(self, store: WeightStore, path: Path) -> None:
+        arrays = arrays_of(0, big=(2 * PIECE_BYTES // 4 + 5,), small=(3,))
+        weights = put(store, path, arrays).weights
+        assert_holds(weights, arrays)
+        assert weights.tensor_digest("big") == tensor_digest(arrays["big"].data.cast("B"))
+
+    def test_progress_is_told_in_bytes_up_to_the_whole(self, store: WeightStore, path: Path) -> None:
+        calls: list[tuple[int, int]] = []
+        put(store, path, arrays_of(0, a=(100,), b=(50,)), report=lambda done, total: calls.append((done, total)))
+        assert calls[-1] == (600, 600)
+        assert calls == sorted(calls)
+
+    def test_file_may_change_or_vanish_once_it_is_in(self, store: WeightStore, path: Path) -> None:  # W9, W10
+        arrays = arrays_of(0, a=(1000,))
+        weights = put(store, path, arrays).weights
+        with path.open("r+b") as file:
+            file.write(bytes(2000))
+        assert_holds(weights, arrays)
+        os.truncate(path, 0)
+        assert_holds(weights, arrays)
+
+    def test_unused_slots_are_dropped(self, store: WeightStore, path: Path) -> None:
+        arrays = arrays_of(0, a=(4,)) | {"count": np.array(1)}
+        slots = SlotTable((Slot("a", "F32", (4,)), Slot("count", "I64", (), used=False)))
+        with open_weights(save(path, arrays)) as source:
+            weights = store.put(slots, source).weights
+        assert weights.nbytes == 16
+        with pytest.raises(KeyError):
+            weights.buffer("count")
+
+    def test_optional_slot_comes_from_the_model_file(self, store: WeightStore, path: Path, tmp_path: Path) -> None:
+        slots = SlotTable((Slot("a", "F32", (2,)), Slot("c", "F32", (2,), required=False)))
+        archive = tmp_path / "model.pt2"
+        archive.write_bytes(b"...." + floats(8, 9).tobytes())
+        fallback = RecordSource("model.pt2", archive, {"c": (TensorInfo("F32", (2,), 8), 4)})
+        with open_weights(save(path, {"a": floats(1, 2)})) as source, fallback:
+            assert_holds(store.put(slots, source, fallback).weights, {"a": floats(1, 2), "c": floats(8, 9)})
+            with pytest.raises(WeightsRefused, match="'c': missing"):
+                store.put(slots, source)
+        with open_weights(save(path, {"a": floats(1, 2), "c": floats(3, 4)})) as source:
+            assert_holds(store.put(slots, source).weights, {"c": floats(3, 4)})
+
+
+class TestTies:
+    SLOTS = SlotTable((Slot("embed", "F32", (4,)), Slot("head", "F32", (4,), tied_to="embed")))
+    VALUE = floats(1, 2, 3, 4)
+
+    @pytest.mark.parametrize("names", [("embed",), ("head",), ("embed", "head")])
+    def test_either_name_or_both_fill_both_slots_once(
+        self, store: WeightStore, path: Path, names: tuple[str, ...]
+    ) -> None:
+        with open_weights(save(path, {name: self.VALUE.copy() for name in names})) as source:
+            weights = store.put(self.SLOTS, source).weights
+        assert_holds(weights, {"embed": self.VALUE, "head": self.VALUE})
+        assert weights.nbytes == 16
+        assert address(weights, "embed") == address(weights, "head")
+
+    def test_tied_tensors_that_differ_are_refused(self, store: WeightStore, path: Path) -> None:
+        with (
+            open_weights(save(path, {"embed": self.VALUE, "head": self.VALUE + 1})) as source,
+            pytest.raises(WeightsRefused, match="'head': differs from 'embed'"),
+        ):
+            store.put(self.SLOTS, source)
+
+
+class TestRefusal:
+    def test_non_finite_values_are_refused_by_name_and_number_all_at_once(self, store: WeightStore, path: Path) -> None:
+        arrays = arrays_of(0, a=(100,), b=(100,), c=(100,))  # W16
+        arrays["a"][[3, 4]] = np.nan, -np.inf
+        arrays["c"][99] = np.inf
+        with pytest.raises(WeightsRefused) as refused:
+            put(store, path, arrays)
+        assert [str(fault) for fault in refused.value.faults] == [
+            "'a': 2 of its values are NaN or infinite",
+            "'c': 1 of its values are NaN or infinite",
+        ]
+        weights = put(store, path, arrays, allow_non_finite=True).weights
+        assert_holds(weights, arrays)
+
+    def test_tensor_allowed_before_is_still_refused_where_it_is_not(self, store: WeightStore, path: Path) -> None:
+        arrays = arrays_of(0, a=(100,))
+        arrays["a"][7] = np.nan
+        allowed = put(store, path, arrays, allow_non_finite=True).weights
+        with pytest.raises(WeightsRefused, match="'a': 1 of its values"):
+            put(store, path, arrays)
+        assert_holds(allowed, arrays)
+
+    def test_misfit_is_refused_before_a_byte_is_read(self, store: WeightStore, path: Path) -> None:
+        arrays = arrays_of(0, a=(1000,))
+        with open_weights(save(path, arrays)) as source:
+            os.truncate(path, 100)
+            with pytest.raises(WeightsRefused, match=r"expected shape \[3\], got \[1000\]"):
+                store.put(SlotTable((Slot("a", "F32", (3,)),)), source)
+
+    @pytest.mark.parametrize("kept", [False, True])
+    def test_failure_in_the_middle_leaves_nothing_behind(self, store: WeightStore, path: Path, kept: bool) -> None:
+        """Not even while the error, with its traceback, is kept."""
+        arrays = arrays_of(0, a=(PIECE_BYTES // 4,), b=(PIECE_BYTES // 4,), c=(PIECE_BYTES // 4,))
+        serving = put(store, path, arrays_of(1, a=(10,))).weights if kept else None
+        before = store.usage()
+        with open_weights(save(path, arrays)) as source:
+            os.truncate(path, 2 * PIECE_BYTES + 1000)
+            with pytest.raises(WeightsRefused, match="changed while it was read") as refused:
+                store.put(table_of(arrays), source)
+        assert refused.value.__traceback__ is not None
+        store.trim()
+        after = store.usage()
+        assert (after.sets, after.segment_bytes, after.unique_bytes) == (
+            before.sets,
+            before.segment_bytes,
+            before.unique_bytes,
+        )
+        assert after.spare_bytes <= before.segment_bytes
+        if serving is not None:
+            assert_holds(serving, arrays_of(1, a=(10,)))
+
+    def test_overwritten_while_it_is_read_is_refused(self, store: WeightStore, path: Path) -> None:  # W10
+        arrays = arrays_of(0, a=(PIECE_BYTES // 4,), b=(PIECE_BYTES // 4,))
+        save(path, arrays)
+
+        def overwrite(done: int, total: int) -> None:
+            with path.open("r+b") as file:
+                file.seek(-8, os.SEEK_END)
+                file.write(bytes(8))
+
+        with open_weights(path) as source, pytest.raises(WeightsRefused, match="changed while it was read"):
+            store.put(table_of(arrays), source, report=overwrite)
+        assert store.usage().sets == 0
+
+    def test_failing_report_ends_the_put(self, store: WeightStore, path: Path) -> None:
+        def fail(done: int, total: int) -> None:
+            raise RuntimeError("the caller gave up")
+
+        with pytest.raises(RuntimeError, match="gave up"):
+            put(store, path, arrays_of(0, a=(1000,), b=(1000,)), report=fail)
+        assert store.usage().segment_bytes == 0
+
+    def test_want_of_memory_is_a_storage_failure_and_others_serve_on(self, store: WeightStore, path: Path) -> None:
+        arrays = arrays_of(0, a=(10,))
+        weights = put(store, path, arrays).weights
+        huge = 1 << 43  # 8 TiB; the file is sparse, and ext4 has none above 16
+        sparse = path.with_name("huge.safetensors")
+        header = raw_safetensors({"w": entry([huge], 0, huge, "U8")})
+        sparse.write_bytes(header)
+        os.truncate(sparse, len(header) + huge)
+        with open_weights(sparse) as source, pytest.raises(StorageFailed, match=rf"need {huge} bytes"):
+            store.put(SlotTable((Slot("w", "U8", (huge,)),)), source)
+        assert_holds(weights, arrays)
+
+
+class TestSharing:
+    def test_same_set_again_copies_nothing(self, store: WeightStore, path: Path) -> None:
+        arrays = arrays_of(0, a=(PIECE_BYTES // 4 + 3,), b=(5,), c=(5,))
+        first = put(store, path, arrays)
+        again = put(store, path, arrays)
+        assert (again.copied_bytes, again.shared_bytes) == (0, first.copied_bytes)
+        assert again.weights.digest == first.weights.digest
+        usage = store.usage()
+        assert (usage.sets, usage.unique_bytes, usage.referenced_bytes) == (
+            2,
+            first.weights.nbytes,
+            2 * first.weights.nbytes,
+        )
+
+    def test_one_changed_tensor_of_a_hundred_is_the_one_that_is_copied(self, store: WeightStore, path: Path) -> None:
+        arrays = arrays_of(0, **{f"t{index}": (50,) for index in range(100)})
+        first = put(store, path, arrays).weights
+        changed = arrays | {"t42": arrays["t42"] + 1}
+        result = put(store, path, changed)
+        assert (result.copied_bytes, result.shared_bytes) == (200, 99 * 200)
+        assert_holds(result.weights, changed)
+        assert_holds(first, arrays)
+
+    @pytest.mark.parametrize("index", [0, 255, 70_000, 299_999])
+    def test_change_anywhere_in_a_tensor_is_seen(self, store: WeightStore, path: Path, index: int) -> None:
+        arrays = arrays_of(0, a=(300_000,))
+        kept = put(store, path, arrays).weights
+        arrays["a"][index] += 1
+        result = put(store, path, arrays)
+        assert result.shared_bytes == 0
+        assert_holds(result.weights, arrays)
+        assert result.weights.digest != kept.digest
+
+    def test_equal_bytes_of_another_dtype_or_shape_are_another_tensor(self, store: WeightStore, path: Path) -> None:
+        one = put(store, path, {"a": np.zeros(4, np.float32)}).weights
+        other = put(store, path, {"a": np.zeros((2, 2), np.float32)})
+        third = put(store, path, {"a": np.zeros(2, np.float64)})
+        assert other.shared_bytes == third.shared_bytes == 0
+        assert len({one.digest, other.weights.digest, third.weights.digest}) == 3
+
+    def test_shared_tensors_outlive_the_set_that_brought_them(self, store: WeightStore, path: Path) -> None:
+        arrays = arrays_of(0, a=(50,), b=(50,))
+        first = put(store, path, arrays).weights
+        changed = arrays | {"b": arrays["b"] + 1}
+        second = put(store, path, changed).weights
+        del first
+        third = put(store, path, arrays_of(7, a=(50,), b=(50,))).weights
+        assert_holds(second, changed)
+        assert_holds(third, arrays_of(7, a=(50,), b=(50,)))
+
+    def test_a_few_equal_tensors_do_not_keep_the_old_generation_alive(self, store: WeightStore, path: Path) -> None:
+        """Zero biases stay zero: sharing them would hold a segment of dead weights each, in every generation."""
+        shapes = {f"w{index}": (MIB // 2,) for index in range(12)}
+        biases = {f"b{index}": np.zeros(4, np.float32) for index in range(12)}
+        weights = None
+        for seed in range(5):
+            arrays = {
+                name: array
+                for pair in zip(arrays_of(seed, **shapes).items(), biases.items(), strict=True)
+                for name, array in pair
+            }
+            weights = put(store, path, arrays).weights
+            usage = store.usage()
+            assert usage.segment_bytes <= 1.05 * weights.nbytes + 1.2 * MIB
+            assert usage.segment_bytes + usage.spare_bytes <= 2.1 * weights.nbytes
+        assert weights is not None
+
+    def test_two_generations_never_take_more_than_promised_whatever_is_changed(
+        self, store: WeightStore, path: Path
+    ) -> None:
+        generator = np.random.default_rng(0)
+        arrays = arrays_of(0, **{f"t{index}": (MIB // 16,) for index in range(96)})  # 24 MiB in tensors of 256 KiB
+        weights = put(store, path, arrays).weights
+        for _ in range(20):
+            for name in generator.choice(list(arrays), size=int(generator.integers(1, 96)), replace=False):
+                arrays[name] = arrays[name] + 1
+            following = put(store, path, arrays)
+            usage = store.usage()
+            assert usage.segment_bytes + usage.spare_bytes <= 2.1 * weights.nbytes + MIB
+            weights = following.weights
+            assert_holds(weights, arrays)
+            del following
+            assert store.usage().segment_bytes <= 1.05 * weights.nbytes + 1.2 * MIB
+
+
+class TestDigest:
+    def test_does_not_depend_on_how_the_tensors_came(self, path: Path, tmp_path: Path) -> None:  # W19
+        arrays = arrays_of(0, **{f"t{index}": (100 + index,) for index in range(30)}, big=(PIECE_BYTES // 4 + 1,))
+        slots = table_of(arrays)
+        digests = {put(WeightStore(), path, arrays).weights.digest}
+        with open_weights(save(path, dict(reversed(arrays.items())))) as source:
+            digests.add(WeightStore().put(slots, source).weights.digest)
+        for count in (3, 11):
+            shards = {f"{count}-{i}.safetensors": list(arrays)[i::count] for i in range(count)}
+            for shard, names in shards.items():
+                save(tmp_path / shard, {name: arrays[name] for name in names})
+            index = tmp_path / f"{count}.safetensors.index.json"
+            index.write_text(
+                json.dumps({"weight_map": {name: shard for shard, names in shards.items() for name in names}})
+            )
+            with open_weights(index) as source:
+                digests.add(WeightStore().put(slots, source).weights.digest)
+        store = WeightStore()
+        partial = put(store, path, arrays | {"t3": arrays["t3"] + 1}).weights
+        digests.add(put(store, path, arrays).weights.digest)
+        assert partial.digest not in digests
+        assert len(digests) == 1
+
+
+class TestRecycling:
+    def test_old_generation_is_where_the_next_but_one_goes(self, store: WeightStore, path: Path) -> None:
+        shape = (MIB // 4,)
+        weights, places = None, []
+        for seed in range(20):
+            arrays = arrays_of(seed, a=shape, b=shape)
+            weights = put(store, path, arrays).weights
+            assert_holds(weights, arrays)
+            places.append(address(weights, "b"))
+            usage = store.usage()
+            assert usage.segment_bytes == 2 * MIB
+            assert usage.spare_bytes == (0 if seed == 0 else 2 * MIB)
+        assert weights is not None
+        assert places == places[:2] * 10
+        assert store.trim() == 0
+
+    def test_spare_memory_goes_back_after_its_idle_time(self, path: Path) -> None:
+        now = [0.0]
+        store = WeightStore(spare_idle_s=60.0, clock=lambda: now[0])
+        weights = [put(store, path, arrays_of(seed, a=(MIB // 4,))).weights for seed in range(2)]
+        weights.pop(0)
+        assert store.trim(59.0) == 0
+        assert store.trim(60.0) == MIB
+        assert store.usage().spare_bytes == 0
+
+    def test_nothing_is_recycled_under_a_view(self, store: WeightStore, path: Path) -> None:
+        """Of numpy or torch, long after the set is gone."""
+        torch = pytest.importorskip("torch")
+        arrays = arrays_of(0, a=(1000,), b=(1000,))
+        weights = put(store, path, arrays).weights
+        array = np.frombuffer(weights.buffer("a"), np.float32)[10:]
+        tensor = torch.frombuffer(weights.buffer("b"), dtype=torch.float32).view(10, 100)[1:]
+        del weights
+        gc.collect()
+        for seed in range(1, 4):
+            put(store, path, arrays_of(seed, a=(1000,), b=(1000,)))
+        assert array.tobytes() == arrays["a"][10:].tobytes()
+        assert tensor.numpy().tobytes() == arrays["b"][100:].tobytes()
+        assert store.usage().segment_bytes > 0
+        del array
+        assert store.usage().segment_bytes > 0
+        del tensor
+        assert store.usage().segment_bytes == 0
+
+    def test_released_buffer_does_not_harm_the_set(self, store: WeightStore, path: Path) -> None:
+        arrays = arrays_of(0, a=(10,))
+        weights = put(store, path, arrays).weights
+        weights.buffer("a").release()
+        assert_holds(weights, arrays)
+
+
+class TestConcurrency:
+    def test_puts_of_one_set_from_many_threads_store_it_once(self, store: WeightStore, path: Path) -> None:
+        arrays = arrays_of(0, a=(MIB,), b=(1000,))
+        save(path, arrays)
+        start = threading.Barrier(4)
+
+        def load() -> WeightSet:
+            start.wait()
+            with open_weights(path) as source:
+                return store.put(table_of(arrays), source).weights
+
+        with ThreadPoolExecutor(4) as pool:
+            sets = [future.result() for future in [pool.submit(load) for _ in range(4)]]
+        assert len({weights.digest for weights in sets}) == 1
+        assert store.usage().unique_bytes == sets[0].nbytes
+
+    def test_refits_and_failures_of_several_models_do_not_mix(self, store: WeightStore, tmp_path: Path) -> None:
+        def life(model: int) -> None:
+            path = tmp_path / f"{model}.safetensors"
+            serving, expected = None, {}
+            for step in range(15):
+                arrays = arrays_of(1000 * model + step, a=(20_000 + model,), b=(3, 50), c=(17,))
+                if step % 5 == 4:
+                    arrays["b"][0, 0] = np.nan
+                    with pytest.raises(WeightsRefused):
+                        put(store, path.with_suffix(".bad.safetensors"), arrays)
+                else:
+                    serving = put(store, path, arrays).weights
+                    expected = arrays
+                assert serving is not None
+                assert_holds(serving, expected)
+
+        with ThreadPoolExecutor(3) as pool:
+            for future in [pool.submit(life, model) for model in range(3)]:
+                future.result()
+        gc.collect()
+        assert store.usage().segment_bytes == 0
