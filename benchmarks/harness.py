@@ -14,7 +14,7 @@ import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from rebind.config.server import default_plan_cache_dir
 from rebind.demo.session import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -165,7 +165,7 @@ class Server:
 
 @contextmanager
 def serving(prepared: Prepared, options: Options, *flags: str) -> Iterator[Server]:
-    """A server of the repository, compiled plan included, in explicit mode; its log goes to a file that a failure names."""
+    """A server with the compiled plan of the model, in explicit mode; the end of its log is shown when it fails."""
     port = free_port()
     log = prepared.repository.with_name(f"{prepared.name}.log")
     command = [sys.executable, "-m", "rebind.cli", "serve", f"--model-repository={prepared.repository}"]
@@ -231,7 +231,7 @@ def _fresh_compile_s(plan_file: Path) -> float:
     return models.fresh_compile_s(plan_file)
 
 
-def median(values: list[float]) -> float:
+def median(values: Sequence[float]) -> float:
     """The median."""
     return statistics.median(values)
 

@@ -1,7 +1,7 @@
 """How long a refit takes, from published weights to the first answer with them.
 
-Against a fresh compile of the same graph, and against what no server can avoid: one read of the file into memory that is
-warm, and one inference. Reads, requests and refits alternate in one run.
+Against a fresh compile of the same graph, and against what no server can avoid: one read of the file into memory that
+is warm, and one inference. Reads, requests and refits alternate in one run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LEAST_COMPILE_OVER_REFIT = 300.0
 MOST_REFIT_OVER_READ = 3.0
 LARGEST_ERROR = 1e-4
-"""Of an answer, relative to the largest of eager PyTorch's values; other weights give answers that are 1e3 times as far."""
+"""Of an answer, relative to eager PyTorch's largest value: sums are formed in another order. Other weights differ by 1."""
 _READ_BYTES = 8 << 20
 
 
@@ -132,10 +132,10 @@ def check(prepared: Prepared, answer: Answer, seed: int, generation: int) -> Non
 
 
 def _line(timing: Timing, client: Client) -> str:
-    commit = client.weights()["history"][-1]
+    copied_mb = client.weights()["history"][-1]["copied_bytes"] / MB
     return (
-        f"refit {timing.refit_s * 1e3:.1f} ms = load call {timing.load_s * 1e3:.1f} (the server says {commit['refit_ms']:.1f}, "
-        f"{commit['copied_bytes'] / MB:.0f} MB copied) + first answer {timing.first_answer_s * 1e3:.1f}; "
+        f"refit {timing.refit_s * 1e3:.1f} ms = load {timing.load_s * 1e3:.1f} ({copied_mb:.0f} MB copied) "
+        f"+ first answer {timing.first_answer_s * 1e3:.1f}; "
         f"read {timing.read_s * 1e3:.1f}, inference {timing.infer_s * 1e3:.1f}"
     )
 

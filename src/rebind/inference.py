@@ -18,7 +18,7 @@ Parameter = bool | int | float | str
 class InferRequest:
     """A decoded request. ``model_version`` None is Triton's default: the highest version that is READY.
 
-    ``output_names`` lists the outputs wanted, in the order wanted; None is all of them.
+    ``output_names`` lists the outputs wanted; None is all of them.
     """
 
     model_name: str

@@ -52,7 +52,7 @@ class Server:
         """Checks the flags (:class:`rebind.errors.Faulty` with all that is wrong); nothing is opened yet."""
         config.validate()
         self._config = config
-        self._store = WeightStore(config.spare_weights_idle_s)
+        self._store = WeightStore(config.spare_weights_idle_secs)
         self._models = Models()
         self._loads = ThreadPoolExecutor(config.model_load_thread_count, "load")
         # Refits have threads of their own: new weights do not wait behind the load of another model.

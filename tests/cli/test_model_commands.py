@@ -121,7 +121,7 @@ def test_inspect_of_the_highest_version_or_of_the_one_asked_for(
     model_dir: Path, net: DigitsNet, cli: Cli, inspect: Any, tmp_path: Path
 ) -> None:
     save_file(net.state_dict(), tmp_path / "new.safetensors")
-    assert cli("publish", tmp_path / "new.safetensors", model_dir, "--label", "fine")[0] == 0
+    assert cli("publish", tmp_path / "new.safetensors", model_dir, "--version", "new", "--label", "fine")[0] == 0
 
     _, newest = inspect(model_dir)
     _, first = inspect(model_dir, "--version", "1")
@@ -149,11 +149,14 @@ def test_publish_replaces_the_weights_of_a_version(model_dir: Path, net: DigitsN
     assert (model_dir / "1" / "model.safetensors").read_bytes() == (tmp_path / "new.safetensors").read_bytes()
 
 
-def test_publish_adds_a_version_by_default(model_dir: Path, net: DigitsNet, cli: Cli, tmp_path: Path) -> None:
+def test_publish_replaces_the_weights_of_the_highest_version_or_adds_a_new_one(
+    model_dir: Path, net: DigitsNet, cli: Cli, tmp_path: Path
+) -> None:
     save_file(net.state_dict(), tmp_path / "new.safetensors")
 
+    assert cli("publish", tmp_path / "new.safetensors", model_dir)[1] == f"{model_dir}/1/model.safetensors\n"
+    assert cli("publish", tmp_path / "new.safetensors", model_dir, "--version=new")[1].startswith(f"{model_dir}/2/")
     assert cli("publish", tmp_path / "new.safetensors", model_dir)[1] == f"{model_dir}/2/model.safetensors\n"
-    assert cli("publish", tmp_path / "new.safetensors", model_dir, "--version=new")[1].startswith(f"{model_dir}/3/")
 
 
 def test_publish_names_the_file_as_the_configuration_says(

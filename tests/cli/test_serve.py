@@ -90,8 +90,8 @@ def test_every_flag_reaches_the_server(cli: Cli, started: Started) -> None:
         http_max_input_size=1000,
         compile=CompileMode.NEVER,
         plan_cache_dir=Path("/plans"),
-        weights_settle_s=0.1,
-        spare_weights_idle_s=2,
+        weights_settle_secs=0.1,
+        spare_weights_idle_secs=2,
         log_verbose=1,
     )
     logs = LogSettings(1, info=False, warning=False, error=False, format=LogFormat.ISO8601, file=Path("/log"))

@@ -28,7 +28,7 @@ def test_defaults_are_tritons() -> None:
     assert config.allow_http
     assert not config.disable_auto_complete_config
     assert config.compile is CompileMode.BACKGROUND
-    assert config.spare_weights_idle_s == 60
+    assert config.spare_weights_idle_secs == 60
 
 
 def test_a_repository_is_needed() -> None:
@@ -66,8 +66,8 @@ def test_models_to_load_in_explicit_mode(names: tuple[str, ...]) -> None:
         ("repository_poll_secs", float("nan"), 15),
         ("model_load_thread_count", 0, 1),
         ("log_verbose", -1, 0),
-        ("weights_settle_s", -0.1, 0),
-        ("spare_weights_idle_s", float("nan"), 0),
+        ("weights_settle_secs", -0.1, 0),
+        ("spare_weights_idle_secs", float("nan"), 0),
     ],
 )
 def test_numbers_out_of_range_name_their_flag(flag: str, bad: float, edge: float) -> None:

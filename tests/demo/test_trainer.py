@@ -14,7 +14,17 @@ from rebind.demo.trainer import TRAINING_STEPS, publish_weights, train, training
 from rebind.repository.manifest import read_manifest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As in the trainer's process; threads that wait for each other are many times slower on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_table_has_a_row_for_each_generation(timeline: Timeline) -> None:
 def test_headline_tells_which_tier_answers(timeline: Timeline) -> None:
     assert "eager" in text_of(table(timeline, now=1004.0))
     timeline.compiled_since = 1003.5
-    assert "answered by the compiled plan: 1 refits, 2 requests, 0 failed" in text_of(table(timeline, now=1004.0))
+    assert "on the compiled plan: 1 refits, 2 requests, 0 failed" in text_of(table(timeline, now=1004.0))
 
 
 def test_line_is_about_the_newest_generation_that_has_answered(timeline: Timeline) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import safetensors.torch
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 Arrays = list[npt.NDArray[Any]]
 BATCH = torch.export.Dim("batch", min=1, max=64)
@@ -25,7 +27,8 @@ class Mlp(nn.Module):
         self.second = nn.Linear(64, 4)  # a bias of at most 8 elements (T5)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.second(torch.relu(self.first(features)))
+        scores: torch.Tensor = self.second(torch.relu(self.first(features)))
+        return scores
 
 
 class Everything(nn.Module):
@@ -88,11 +91,13 @@ class CountsCalls(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
+        self.calls: torch.Tensor
         self.register_buffer("calls", torch.zeros(1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls.view(-1).add_(1)
-        return self.linear(x) * self.calls
+        scores: torch.Tensor = self.linear(x) * self.calls
+        return scores
 
 
 class Strided(nn.Module):
@@ -137,7 +142,9 @@ class Case:
         with torch.no_grad():
             for name, tensor in model.state_dict().items():
                 if tensor.is_floating_point():
-                    tensor.copy_(torch.rand_like(tensor) + 0.5 if "running_var" in name else torch.randn_like(tensor) / 4)
+                    tensor.copy_(
+                        torch.rand_like(tensor) + 0.5 if "running_var" in name else torch.randn_like(tensor) / 4
+                    )
         return model
 
     def export(self, seed: int, path: Path) -> Path:

@@ -1,8 +1,7 @@
 """What every engine promises (architecture section 2, at the level of an engine), against eager PyTorch.
 
-An engine's test module subclasses :class:`EngineSuite` and gives it the fixture ``bench``. A test takes plans from the bench
-and nothing else of the engine.
-"""
+An engine's test module subclasses :class:`EngineSuite` and gives it the fixture ``bench``. A test takes plans from the
+bench and nothing else of the engine."""
 
 from __future__ import annotations
 
@@ -11,8 +10,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,7 +20,11 @@ from rebind.engines.contract import BoundPlan, Engine, EngineOptions, Graph, Pla
 from rebind.errors import InvalidArgument, WeightsRefused
 from rebind.weights.formats import open_weights
 from rebind.weights.store import WeightSet, WeightStore
-from tests.engines.models import Arrays, Case
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.engines.models import Arrays, Case
 
 State = dict[str, torch.Tensor]
 
@@ -153,7 +155,9 @@ class EngineSuite:
         from rebind.weights.slots import Slot, SlotTable
 
         graph = bench.open()
-        slots = SlotTable(tuple(Slot(f"{s.name}.other", s.dtype, s.shape, s.required, s.used) for s in graph.slots.slots))
+        slots = SlotTable(
+            tuple(Slot(f"{s.name}.other", s.dtype, s.shape, s.required, s.used) for s in graph.slots.slots)
+        )
         path = bench.directory / "other.safetensors"
         bench.case.save({f"{name}.other": tensor for name, tensor in bench.case.state(1).items()}, path)
         with open_weights(path) as source:
@@ -187,7 +191,13 @@ class EngineSuite:
         """Promise 8: compiled code would read what is not there."""
         bound, inputs = bench.bind(1), bench.inputs()
         first, rest = inputs[0], inputs[1:]
-        for bad in ([], [*inputs, first], [first.astype(np.complex64), *rest], [first[..., :-1], *rest], [first[0], *rest]):
+        for bad in (
+            [],
+            [*inputs, first],
+            [first.astype(np.complex64), *rest],
+            [first[..., :-1], *rest],
+            [first[0], *rest],
+        ):
             with pytest.raises(InvalidArgument):
                 bound.execute(bad)
         assert bound.execute(inputs)
@@ -201,7 +211,8 @@ class EngineSuite:
             return np.frombuffer(b"\0" + array.tobytes(), np.uint8)[1:].view(array.dtype).reshape(array.shape)
 
         def strided(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            return np.stack([array, array], axis=-1)[..., 0]
+            both: np.ndarray[Any, Any] = np.stack([array, array], axis=-1)
+            return both[..., 0]
 
         for layout in (at_odd_address, strided, np.asfortranarray):
             assert [a.tobytes() for a in bound.execute([layout(array) for array in inputs])] == expected
@@ -225,8 +236,9 @@ class EngineSuite:
 
 def _reals(array: np.ndarray[Any, Any], datatype: str) -> np.ndarray[Any, Any]:
     if datatype == "BF16":
-        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return array.astype(np.float64)
+        array = (array.astype(np.uint32) << 16).view(np.float32)
+    reals: np.ndarray[Any, Any] = array.astype(np.float64)
+    return reals
 
 
 _FRESH = """
@@ -258,9 +270,12 @@ def _fresh_process(bench: Bench, weights: Path, inputs: Arrays) -> list[str]:
         "inputs": [(array.tobytes().hex(), array.dtype.str, array.shape) for array in inputs],
     }
     done = subprocess.run(
-        [sys.executable, "-c", _FRESH], input=json.dumps(request), capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", _FRESH],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     answers: list[str] = json.loads(done.stdout)
     return answers
-
-

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import warnings
 import zipfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 GRAPH = "models/model.json"
 WEIGHTS_CONFIG = "data/weights/model_weights_config.json"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from rebind.engines.contract import EngineOptions, Tier
 from rebind.engines.registry import engine
-from rebind.plans.cache import PlanCache
 from tests.engines.models import CASES, EVERYTHING, HALF, MLP, TRANSFORMER, Case
 from tests.engines.suite import Bench, EngineSuite
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rebind.plans.cache import PlanCache
 
 BOUNDS = {MLP.name: 1e-5, EVERYTHING.name: 1e-5, TRANSFORMER.name: 1e-5, HALF.name: 5e-2}
 """Of the compiled tier, which sums in another order; BF16 has eight bits of precision."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -21,6 +19,10 @@ from rebind.tensor import DataType, TensorSpec
 from rebind.weights.slots import Slot
 from tests.engines.models import EVERYTHING, MLP, Mlp, export
 from tests.engines.tampering import GRAPH, edit_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 
 def program_of(path: Path) -> Program:
@@ -90,7 +92,9 @@ class Takes(nn.Module):
         return x * scale + more["bias"]
 
 
-def test_constants_among_the_arguments_are_fixed_and_nested_tensors_are_inputs(exported: Callable[..., Program]) -> None:
+def test_constants_among_the_arguments_are_fixed_and_nested_tensors_are_inputs(
+    exported: Callable[..., Program],
+) -> None:
     program = exported(Takes(), torch.zeros(4), batch=False, scale=3.0, more={"bias": torch.zeros(4)})
     assert [spec.name for spec in program.inputs] == ["x", "more_bias"]
 
@@ -104,7 +108,9 @@ def test_constants_among_the_arguments_are_fixed_and_nested_tensors_are_inputs(e
         (lambda self, x: torch.complex(x, x), "complex64, which is not supported"),
     ],
 )
-def test_results_that_no_protocol_carries_are_refused(forward: Any, what: str, exported: Callable[..., Program]) -> None:
+def test_results_that_no_protocol_carries_are_refused(
+    forward: Any, what: str, exported: Callable[..., Program]
+) -> None:
     model = type("Model", (nn.Module,), {"forward": forward})()
     with pytest.raises(ModelInvalid, match=what):
         exported(model, torch.zeros(4, 4))
@@ -123,7 +129,7 @@ def test_a_signature_that_writes_to_a_buffer_is_refused(archives: dict[str, Path
 @pytest.mark.parametrize("key", ["graph_module", "range_constraints", "schema_version"])
 def test_a_graph_description_without_a_member_is_refused(key: str, archives: dict[str, Path], tmp_path: Path) -> None:
     path = edit_json(archives["mlp"], tmp_path / "model.pt2", GRAPH, lambda document: document.pop(key))
-    with pytest.raises(ModelInvalid, match="is not what torch.export writes"):
+    with pytest.raises(ModelInvalid, match=r"is not what torch\.export writes"):
         program_of(path)
 
 

@@ -126,34 +126,11 @@ def test_any_bytes_are_a_head_or_refused(raw: bytes) -> None:
         assert parse_head(raw + b"\r\n\r\n").content_length >= 0
 
 
-_TOKENS = st.sampled_from(
-    [
-        "GET",
-        "POST",
-        "/v2",
-        "HTTP/1.1",
-        "HTTP/1.0",
-        ":",
-        "Content-Length",
-        "Transfer-Encoding",
-        "chunked",
-        "5",
-        "Expect",
-        "100-continue",
-        "Connection",
-        "close",
-        ",",
-        "\\x00",
-        "é",
-        "http://",
-        "%",
-        "?",
-        "#",
-        "[",
-        "*",
-    ]
-    + [" ", "\\t", "\\r\\n"]
+_WORDS = (
+    "GET POST /v2 HTTP/1.1 HTTP/1.0 : , % ? # [ * Content-Length Transfer-Encoding chunked 5 Expect 100-continue "
+    "Connection close http:// \x00 é"
 )
+_TOKENS = st.sampled_from([*_WORDS.split(" "), " ", "\t", "\r\n"])
 
 
 @given(st.lists(_TOKENS, max_size=30))

@@ -104,6 +104,13 @@ def test_large_tensors_arrive_whole_and_their_arrays_are_aligned_and_writable(
     assert array.ctypes.data % 64 == 0
 
 
+def test_client_that_ends_its_stream_after_its_requests_gets_their_answers(client: Client) -> None:
+    client.send(LIVE * 3)
+    client.socket.shutdown(socket.SHUT_WR)
+    assert [client.read().status for _ in range(3)] == [200] * 3
+    assert client.at_end()
+
+
 def test_request_after_a_large_one_in_the_same_segment_is_served(client: Client) -> None:
     document, binary = big_request(50_000)
     json = str(document).replace("'", '"').replace("True", "true").encode()

@@ -9,7 +9,7 @@ from rebind.errors import InvalidArgument
 from rebind.inference import InferRequest
 from rebind.serving.validate import (
     ModelIO,
-    check_inputs,
+    check_declared,
     element_count,
     pack_strings,
     parse_version,
@@ -113,7 +113,7 @@ def test_batch_rules() -> None:
 @pytest.mark.parametrize("rows", [2**31 + 1, 2**32, 2**63 - 1, 2**64])
 def test_batch_size_does_not_wrap(rows: int) -> None:
     with pytest.raises(InvalidArgument, match="batch-size must be <= 8"):
-        check_inputs(request(), [TensorSpec("a", FP32, (rows, 4))], ONE)
+        check_declared(request(), [TensorSpec("a", FP32, (rows, 4))], ONE)
 
 
 def test_shape_message_mentions_the_implicit_batch_dimension_only_where_there_is_one() -> None:
@@ -121,7 +121,7 @@ def test_shape_message_mentions_the_implicit_batch_dimension_only_where_there_is
         f"[request id: x] unexpected shape for input 'a' for model 'm'. Expected [-1,4], got [1,5].{NOTE}"
     )
     assert refusal(PLAIN, array("a", 1, 5)) == (
-        "[request id: x] unexpected shape for input 'a' for model 'm'. Expected [-1,4], got [1,5]."
+        "[request id: x] unexpected shape for input 'a' for model 'm'. Expected [-1,4], got [1,5]. "
     )
 
 
@@ -135,7 +135,7 @@ def test_dimension_of_minus_1_is_refused() -> None:
     with pytest.raises(
         InvalidArgument, match=r"All input dimensions should be specified for input 'a' for model 'm', got \[-1,4\]"
     ):
-        check_inputs(request(), [TensorSpec("a", FP32, (-1, 4))], ONE)
+        check_declared(request(), [TensorSpec("a", FP32, (-1, 4))], ONE)
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rebind.config.model import FileRules
-from rebind.config.pbtxt import parse_pbtxt, read_pbtxt
 from rebind.errors import NotFound
 from rebind.repository.scan import scan_model
-from rebind.repository.versions import Layout
+from rebind.serving.wanted import layout_of, read_config
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rebind.config.schema import ConfigMessage
     from rebind.repository.scan import ModelDirectory
+    from rebind.repository.versions import Layout
 
 
 def open_model_dir(path: Path) -> tuple[ModelDirectory, ConfigMessage, Layout]:
@@ -28,6 +28,5 @@ def open_model_dir(path: Path) -> tuple[ModelDirectory, ConfigMessage, Layout]:
         directory = scan_model(path, path.parent)
     except OSError as error:
         raise NotFound(f"{path} is no model directory that can be listed: {error.strerror}") from error
-    config = parse_pbtxt("", str(path)) if directory.config_path is None else read_pbtxt(directory.config_path)
-    rules = FileRules.from_message(config, directory.name)
-    return directory, config, Layout(rules.default_model_filename, rules.weights_filename)
+    config = read_config(directory)
+    return directory, config, layout_of(FileRules.from_message(config, directory.name))

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 NEW = "new"
 
 
-def parse_version(text: str) -> int | None:
-    """``new`` is None, anything else must be a version number."""
+def parse_version(text: str | None, versions: Collection[int]) -> int | None:
+    """``new`` is None, nothing the highest of ``versions`` (None if there is none), anything else a version number."""
+    if text is None:
+        return max(versions, default=None)
     if text == NEW:
         return None
     if not text.isdecimal():
@@ -23,9 +28,13 @@ def publish(
     weights: Annotated[Path, typer.Argument(show_default=False, help="A weights file, or the index of its shards.")],
     model_dir: Annotated[Path, typer.Argument(show_default=False, help="The model's directory in the repository.")],
     version: Annotated[
-        str,
-        typer.Option(metavar="N|new", help="Replace the weights of version N, or add a version that has only weights."),
-    ] = NEW,
+        str | None,
+        typer.Option(
+            metavar="N|new",
+            help="Replace the weights of version N, or add a version that has only weights. [default: the highest]",
+            show_default=False,
+        ),
+    ] = None,
     label: Annotated[str | None, typer.Option(help="A name for these weights, shown in every answer.")] = None,
 ) -> None:
     """Put weights into a model's directory, for a server to refit.
@@ -36,8 +45,8 @@ def publish(
     from rebind.console.progress import byte_progress
     from rebind.repository.publish import publish as publish_weights
 
-    number = parse_version(version)
     directory, _, layout = open_model_dir(model_dir)
+    number = parse_version(version, directory.versions)
     with byte_progress("publishing") as progress:
         path = publish_weights(weights, directory.path, number, label, layout=layout, report=progress)
     typer.echo(path)

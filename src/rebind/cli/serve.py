@@ -76,10 +76,10 @@ def serve(
     weights_settle_secs: Annotated[
         float,
         typer.Option(help="Seconds without a change after which unpublished files count as complete."),
-    ] = DEFAULTS.weights_settle_s,
+    ] = DEFAULTS.weights_settle_secs,
     spare_weights_idle_secs: Annotated[
         float, typer.Option(help="Seconds to keep the memory of replaced weights for the next refit.")
-    ] = DEFAULTS.spare_weights_idle_s,
+    ] = DEFAULTS.spare_weights_idle_secs,
     log_verbose: Annotated[int, typer.Option(help="Level of verbose logs; 0 is none.")] = LOG_DEFAULTS.verbose,
     log_info: Annotated[Switch, switch_option(help="Log information.")] = Switch(LOG_DEFAULTS.info),
     log_warning: Annotated[Switch, switch_option(help="Log warnings.")] = Switch(LOG_DEFAULTS.warning),
@@ -111,8 +111,8 @@ def serve(
         http_max_input_size=http_max_input_size,
         compile=compile,
         plan_cache_dir=plan_cache_dir or DEFAULTS.plan_cache_dir,
-        weights_settle_s=weights_settle_secs,
-        spare_weights_idle_s=spare_weights_idle_secs,
+        weights_settle_secs=weights_settle_secs,
+        spare_weights_idle_secs=spare_weights_idle_secs,
     )
     config.validate()
     start(

@@ -86,9 +86,9 @@ class ServerConfig:
     compile: CompileMode = CompileMode.BACKGROUND
     plan_cache_dir: Path = field(default_factory=default_plan_cache_dir)
     """Where plans are kept across restarts; shared by all servers of a machine."""
-    weights_settle_s: float = 1.0
+    weights_settle_secs: float = 1.0
     """Files without a manifest count as complete when their sizes and times have not changed for so long."""
-    spare_weights_idle_s: float = 60.0
+    spare_weights_idle_secs: float = 60.0
     """A buffer of replaced weights is kept so long for the next refit."""
 
     def default_max_batch_size(self, backend: str) -> int:
@@ -139,8 +139,8 @@ class ServerConfig:
             "log_verbose": 0,
             "model_load_thread_count": 1,
             "http_max_input_size": 1,
-            "weights_settle_s": 0,
-            "spare_weights_idle_s": 0,
+            "weights_settle_secs": 0,
+            "spare_weights_idle_secs": 0,
         }
         for name, least in at_least.items():
             value = getattr(self, name)

@@ -148,8 +148,8 @@ class Timeline:
 class Summary:
     """The outcome of a demo in figures.
 
-    ``duration_s`` goes from before the first request to after the last answer. Latencies are those of answered requests;
-    ``accuracy`` is that of the last generation.
+    ``duration_s`` goes from before the first request to after the last answer. Latencies are those of answered
+    requests; ``accuracy`` is that of the last generation.
     """
 
     duration_s: float

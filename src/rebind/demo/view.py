@@ -66,9 +66,9 @@ def table(timeline: Timeline, now: float) -> Table:
 
 def headline(timeline: Timeline, now: float) -> str:
     """Time, tier, requests and failures in a few words."""
-    tier = "eager (the compiled plan is being built)" if timeline.compiled_since is None else "compiled"
+    tier = "eager" if timeline.compiled_since is None else "compiled"
     return (
-        f"{now - timeline.started_at:.0f} s, answered by the {tier} plan: {len(timeline.refits)} refits,"
+        f"{now - timeline.started_at:.0f} s, on the {tier} plan: {len(timeline.refits)} refits,"
         f" {len(timeline.answers)} requests, {len(timeline.failed)} failed"
     )
 
@@ -108,6 +108,7 @@ def summary_table(summary: Summary) -> Table:
         "request latency p50 / p99": f"{summary.p50_ms:.2f} / {summary.p99_ms:.2f} ms",
         "refit, median": f"{decimals(summary.median_refit_ms, 2)} ms",
         "publish to serving, median": f"{decimals(summary.median_publish_to_serving_ms, 0)} ms, poll interval included",
+        "plan at the end": "compiled" if summary.compiled_plan_served else "eager",
         "duration": f"{summary.duration_s:.0f} s",
     }
     for name, value in rows.items():

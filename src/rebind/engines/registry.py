@@ -1,7 +1,7 @@
 """Which engines there are, and which one a model is for.
 
-Built-in engines are known by name and imported when they are first asked for; others announce themselves by an entry point
-of the group ``rebind.engines`` whose object is a :class:`rebind.engines.contract.Engine`.
+Built-in engines are known by name and imported when they are first asked for; others announce themselves by an entry
+point of the group ``rebind.engines`` whose object is a :class:`rebind.engines.contract.Engine`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _BUILT_IN = {"aot_inductor": "rebind.engines.aot_inductor:ENGINE"}
 class EngineStatus:
     """One engine as ``rebind engines`` prints it.
 
-    ``engine`` None: it could not be imported. ``reason``: why it cannot run, None if it can. ``limitation``: what it cannot
-    do here although it runs.
+    ``engine`` None: it could not be imported. ``reason``: why it cannot run, None if it can. ``limitation``: what it
+    cannot do here although it runs.
     """
 
     name: str
@@ -50,8 +50,8 @@ def engine_names() -> tuple[str, ...]:
 def engine(name: str) -> Engine:
     """The engine ``name``, imported now if it was not.
 
-    Raises :class:`rebind.errors.InvalidArgument` for an unknown name, and :class:`rebind.errors.Unsupported` for an engine
-    that cannot be imported. One that can be imported may still be unavailable: ask it.
+    Raises :class:`rebind.errors.InvalidArgument` for an unknown name, and :class:`rebind.errors.Unsupported` for an
+    engine that cannot be imported. One that can be imported may still be unavailable: ask it.
     """
     reference = _references().get(name)
     if reference is None:

@@ -32,6 +32,7 @@ class Api:
         self.plane = plane
         self.codec = Codec(limits)
         self._limits = limits
+        self._json_limit = min(limits.input_bytes, limits.body_bytes)
         self._targets: BoundedCache[bytes, Target] = BoundedCache()
         self._tasks: set[asyncio.Task[Reply]] = set()
 
@@ -47,12 +48,12 @@ class Api:
     def body_limit(self, target: Target) -> int:
         """How many bytes of body the request may have: only tensors after the JSON may go beyond ``input_bytes``."""
         tensors_follow = target.handler is infer and target.header_length not in {None, "0"}
-        return self._limits.body_bytes if tensors_follow else min(self._limits.input_bytes, self._limits.body_bytes)
+        return self._limits.body_bytes if tensors_follow else self._json_limit
 
     def check_length(self, target: Target) -> None:
         """Refuses a body by its announced length, with Triton's texts where Triton has a limit."""
         length = target.head.content_length
-        if length <= self.body_limit(target):
+        if length <= self._json_limit or length <= self.body_limit(target):
             return
         if length > self._limits.body_bytes:
             raise Refused(413, f"request body of {length} bytes exceeds the maximum of {self._limits.body_bytes} bytes")

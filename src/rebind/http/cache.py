@@ -20,7 +20,7 @@ class BoundedCache(Generic[K, V]):
     def __init__(self, max_entries: int = 1024) -> None:
         self._max_entries = max_entries
         self._values: dict[K, V] = {}
-        self.get = self._values.get
+        self.get = self._values.get  # as it is, since every request calls it
 
     def put(self, key: K, value: V) -> None:
         """Remembers ``value``."""

@@ -13,7 +13,7 @@ from rebind.http.encode import OutputForm
 from rebind.http.infer_header import parse_infer_header
 from rebind.http.json_tensors import read_data
 from rebind.http.limits import json_too_large, too_large
-from rebind.serving.validate import array_over, check_inputs, check_outputs, element_count, read_tensor
+from rebind.serving.validate import array_over, check_declared, element_count, read_tensor
 from rebind.tensor import DataType, Tensor, TensorSpec
 
 if TYPE_CHECKING:
@@ -73,8 +73,7 @@ class Codec:
         request.parameters = header.parameters
         request.output_names = None if header.outputs is None else tuple(header.outputs)
         pieces = _split(request.model_name, header.inputs, binary, in_binary=in_binary)
-        check_outputs(request, io)
-        check_inputs(request, [entry.declared for entry in header.inputs], io)
+        check_declared(request, [entry.declared for entry in header.inputs], io)
         request.inputs = tuple(
             self._read_json(request, entry) if piece is None else read_tensor(request, entry.declared, piece)
             for entry, piece in zip(header.inputs, pieces, strict=True)
@@ -101,7 +100,7 @@ class Codec:
         content = bytearray(body)
         if declared.datatype is DataType.BYTES:
             content[:0] = len(body).to_bytes(4, "little")
-        check_inputs(request, [declared], io)
+        check_declared(request, [declared], io)
         request.inputs = (read_tensor(request, declared, memoryview(content)),)
         return OutputForm(default=True)
 
@@ -110,12 +109,12 @@ class Codec:
 class _Known:
     """JSON that was read and checked for ``io``, of a request whose tensors are plain views of the bytes after it.
 
-    ``tensors``: name, datatype, shape, dtype, count of elements, and offset in bytes of each.
+    ``tensors``: name, datatype, shape, dtype, and offset in bytes of each.
     """
 
     io: ModelIO
     binary_bytes: int
-    tensors: tuple[tuple[str, DataType, tuple[int, ...], np.dtype[Any], int, int], ...]
+    tensors: tuple[tuple[str, DataType, tuple[int, ...], np.dtype[Any], int], ...]
     output_names: tuple[str, ...] | None
     id: str
     parameters: Mapping[str, Parameter]
@@ -128,15 +127,15 @@ class _Known:
         offset = 0
         for tensor in request.inputs:
             array = tensor.array
-            tensors.append((tensor.name, tensor.datatype, array.shape, array.dtype, array.size, offset))
+            tensors.append((tensor.name, tensor.datatype, array.shape, array.dtype, offset))
             offset += array.nbytes
         return cls(io, offset, tuple(tensors), request.output_names, request.id, request.parameters, form)
 
     def fill(self, request: InferRequest, binary: memoryview) -> OutputForm:
         """Does what decoding does, for a request with the same JSON and as many bytes after it."""
         request.inputs = tuple(
-            Tensor(name, datatype, array_over(binary, dtype, shape, count, offset))
-            for name, datatype, shape, dtype, count, offset in self.tensors
+            Tensor(name, datatype, array_over(binary, dtype, shape, offset))
+            for name, datatype, shape, dtype, offset in self.tensors
         )
         request.output_names = self.output_names
         request.id = self.id

@@ -98,7 +98,8 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """asyncio: the client reads again."""
         self._writable = True
-        self._serve()
+        if not self._transport.is_closing():
+            self._serve()
 
     def finish(self) -> None:
         """Closes the connection as soon as the request that has begun, if any, is answered."""

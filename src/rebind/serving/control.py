@@ -131,7 +131,7 @@ class RepositoryControl:
     async def _poll(self, state: WatchState) -> WatchState:
         layouts = {name: layout for name in state.acted.models if (layout := self._updater.layout_of(name))}
         snapshot = await asyncio.to_thread(take_snapshot, self._config.model_repository, layouts)
-        decision = decide(state, snapshot, time.monotonic(), self._config.weights_settle_s)
+        decision = decide(state, snapshot, time.monotonic(), self._config.weights_settle_secs)
         changed, self._to_retry = self._to_retry, set()
         self._waiting = {}
         for change in decision.changes:

@@ -47,8 +47,10 @@ class Signature:
         return [self._reshaped(arrays[tensor.name], tensor.reshape) for tensor in self._arguments]
 
     def name_outputs(self, arrays: Sequence[npt.NDArray[Any]], wanted: Sequence[str] | None) -> tuple[Tensor, ...]:
-        """The graph's results as configured outputs: those ``wanted`` in that order, or all."""
-        return tuple(self._output(arrays, *self._results[name]) for name in wanted or self._results)
+        """The graph's results as configured outputs, all or those ``wanted``, in the order of the configuration."""
+        return tuple(
+            self._output(arrays, *result) for name, result in self._results.items() if not wanted or name in wanted
+        )
 
     def batch_size(self, request: InferRequest) -> int:
         """How many items a validated request carries; 1 for a model without a batch dimension."""

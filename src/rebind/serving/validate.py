@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -26,10 +26,23 @@ if TYPE_CHECKING:
 _INT64_MAX = 2**63 - 1
 _MAX_ACCEPTED = 1024
 _BATCH_NOTE = (
-    " NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each"
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each"
     " input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting"
     " max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
 )
+
+
+class Declared(Protocol):
+    """What a client says of a tensor."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def datatype(self) -> DataType: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +58,7 @@ class ModelIO:
     max_batch_size: int = 0
     optional_inputs: frozenset[str] = frozenset()
     accepted: set[tuple[Any, ...]] = field(default_factory=set, repr=False)
-    """Names, datatypes and shapes of requests that :func:`validate` let pass: they repeat."""
+    """Outputs asked for, and names, datatypes and shapes of inputs, that were found to fit: requests repeat them."""
 
 
 def parse_version(text: str) -> int | None:
@@ -65,17 +78,26 @@ def parse_version(text: str) -> int | None:
 
 def validate(request: InferRequest, io: ModelIO) -> InferRequest:
     """The request itself; raises InvalidArgument with Triton's texts (spec 01 section 3.5) unless it fits the model."""
-    form = (request.output_names, *[(tensor.name, tensor.datatype, tensor.array.shape) for tensor in request.inputs])
-    if form not in io.accepted:
-        check_outputs(request, io)
-        check_inputs(request, [TensorSpec(tensor.name, tensor.datatype, tensor.shape) for tensor in request.inputs], io)
-        if len(io.accepted) >= _MAX_ACCEPTED:
-            io.accepted.clear()
-        io.accepted.add(form)
+    check_declared(request, request.inputs, io)
     return request
 
 
-def check_outputs(request: InferRequest, io: ModelIO) -> None:
+def check_declared(request: InferRequest, declared: Sequence[Declared], io: ModelIO) -> None:
+    """Does what :func:`validate` does by what a client says that its inputs are, before any data is looked at.
+
+    ``request`` gives the outputs asked for, and the names for messages.
+    """
+    form = (request.output_names, *[(tensor.name, tensor.datatype, tensor.shape) for tensor in declared])
+    if form in io.accepted:
+        return
+    _check_outputs(request, io)
+    _check_inputs(request, declared, io)
+    if len(io.accepted) >= _MAX_ACCEPTED:
+        io.accepted.clear()
+    io.accepted.add(form)
+
+
+def _check_outputs(request: InferRequest, io: ModelIO) -> None:
     """Refuses outputs that the model does not have, and an output named twice (H22)."""
     for index, name in enumerate(request.output_names or ()):
         if name not in io.outputs:
@@ -85,11 +107,7 @@ def check_outputs(request: InferRequest, io: ModelIO) -> None:
             raise InvalidArgument(f"{request.log_prefix}output '{name}' already exists in request")
 
 
-def check_inputs(request: InferRequest, declared: Sequence[TensorSpec], io: ModelIO) -> None:
-    """Refuses inputs whose names, datatypes or shapes are not the model's; looks at no data.
-
-    ``declared`` is what the client says that its inputs are; ``request`` gives the names for messages.
-    """
+def _check_inputs(request: InferRequest, declared: Sequence[Declared], io: ModelIO) -> None:
     _check_unique(request, declared)
     _check_count(request, declared, io)
     if io.max_batch_size > 0:
@@ -107,7 +125,7 @@ def element_count(tensor: TensorSpec) -> int:
     A shape with a 0 in it has no elements, but the others must still be countable: an array carries them as strides.
     """
     shape = tensor.shape
-    extent = math.prod(dim for dim in shape if dim)
+    extent = math.prod(filter(None, shape))
     if min(shape, default=0) < 0:
         problem = "contains one or more invalid dimensions"
     elif extent > _INT64_MAX:
@@ -123,7 +141,7 @@ def read_tensor(request: InferRequest, declared: TensorSpec, raw: memoryview) ->
     """A tensor over bytes of the wire (binary extension, gRPC raw contents); refuses any other number of them.
 
     The array is a view of ``raw``, except BOOL (every byte but 0 becomes true) and BYTES (which have no fixed size).
-    ``declared`` has passed :func:`check_inputs`.
+    ``declared`` has passed :func:`check_declared`.
     """
     if declared.datatype is DataType.BYTES:
         return strings_tensor(request, declared, _split_strings(request, declared, raw))
@@ -140,11 +158,9 @@ def read_tensor(request: InferRequest, declared: TensorSpec, raw: memoryview) ->
     return Tensor(declared.name, declared.datatype, array)
 
 
-def array_over(
-    raw: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...], count: int = -1, offset: int = 0
-) -> npt.NDArray[Any]:
-    """``count`` elements (-1: all) from byte ``offset`` on: a view, or a copy where they do not lie aligned."""
-    array = np.frombuffer(raw, dtype, count, offset).reshape(shape)
+def array_over(raw: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int = 0) -> npt.NDArray[Any]:
+    """The array that begins at byte ``offset`` of ``raw``: a view, or a copy where its elements do not lie aligned."""
+    array: npt.NDArray[Any] = np.ndarray(shape, dtype, raw, offset)
     return array if array.flags.aligned else array.copy()
 
 
@@ -192,7 +208,7 @@ def _split_strings(request: InferRequest, declared: TensorSpec, raw: memoryview)
         at += length
 
 
-def _check_unique(request: InferRequest, declared: Sequence[TensorSpec]) -> None:
+def _check_unique(request: InferRequest, declared: Sequence[Declared]) -> None:
     seen: set[str] = set()
     for tensor in declared:
         if tensor.name in seen:
@@ -200,7 +216,7 @@ def _check_unique(request: InferRequest, declared: Sequence[TensorSpec]) -> None
         seen.add(tensor.name)
 
 
-def _check_count(request: InferRequest, declared: Sequence[TensorSpec], io: ModelIO) -> None:
+def _check_count(request: InferRequest, declared: Sequence[Declared], io: ModelIO) -> None:
     given = {tensor.name for tensor in declared}
     required = [name for name in io.inputs if name not in io.optional_inputs]
     missing = [name for name in required if name not in given]
@@ -217,7 +233,7 @@ def _check_count(request: InferRequest, declared: Sequence[TensorSpec], io: Mode
     )
 
 
-def _check_batch(request: InferRequest, declared: Sequence[TensorSpec], max_batch_size: int) -> None:
+def _check_batch(request: InferRequest, declared: Sequence[Declared], max_batch_size: int) -> None:
     batch_size: int | None = None
     for tensor in declared:
         where = f"{request.log_prefix}input '{tensor.name}'"
@@ -233,7 +249,7 @@ def _check_batch(request: InferRequest, declared: Sequence[TensorSpec], max_batc
         )
 
 
-def _check_tensor(request: InferRequest, tensor: TensorSpec, spec: TensorSpec, *, batching: bool) -> None:
+def _check_tensor(request: InferRequest, tensor: Declared, spec: TensorSpec, *, batching: bool) -> None:
     if tensor.datatype is not spec.datatype:
         raise InvalidArgument(
             f"{request.log_prefix}inference input '{tensor.name}' data-type is '{tensor.datatype.value}', "
@@ -248,7 +264,7 @@ def _check_tensor(request: InferRequest, tensor: TensorSpec, spec: TensorSpec, *
     if not _fits(tensor.shape, spec.shape):
         raise InvalidArgument(
             f"{request.log_prefix}unexpected shape for {where}. "
-            f"Expected {format_shape(spec.shape)}, got {format_shape(tensor.shape)}.{_BATCH_NOTE if batching else ''}"
+            f"Expected {format_shape(spec.shape)}, got {format_shape(tensor.shape)}. {_BATCH_NOTE if batching else ''}"
         )
 
 

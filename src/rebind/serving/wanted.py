@@ -34,9 +34,9 @@ def find_wanted(directory: ModelDirectory, *, need_config: bool) -> Wanted:
     ``need_config``: there is no auto-completion, so that ``config.pbtxt`` must be there.
     Raises ConfigInvalid, RepositoryInvalid, or InvalidArgument when no version is left.
     """
-    config = _read_config(directory, need_config=need_config)
+    config = read_config(directory, need_config=need_config)
     rules = FileRules.from_message(config, directory.name)
-    layout = Layout(rules.default_model_filename or "", rules.weights_filename or "")
+    layout = layout_of(rules)
     choice = choose(rules.version_policy, directory.versions, directory.name)
     return Wanted(
         config=config,
@@ -46,7 +46,13 @@ def find_wanted(directory: ModelDirectory, *, need_config: bool) -> Wanted:
     )
 
 
-def _read_config(directory: ModelDirectory, *, need_config: bool) -> ConfigMessage:
+def layout_of(rules: FileRules) -> Layout:
+    """The file names that a configuration asks for. Raises ConfigInvalid for names that are paths."""
+    return Layout(rules.default_model_filename, rules.weights_filename)
+
+
+def read_config(directory: ModelDirectory, *, need_config: bool = False) -> ConfigMessage:
+    """The configuration as written; without a ``config.pbtxt`` an empty one, or ConfigInvalid with ``need_config``."""
     if directory.config_path is not None:
         return read_pbtxt(directory.config_path)
     if need_config:

@@ -40,7 +40,7 @@ WEIGHTS = "data/weights"
 CONSTANTS = "data/constants"
 SAMPLE_INPUTS = "data/sample_inputs/model.pt"
 TIES = "extra/rebind.ties.json"
-"""Ours: name -> name it is tied to, in archives whose weights were taken out, where shared records cannot tell any more."""
+"""Ours: name -> name that it is tied to. In archives without weights, shared records cannot tell any more."""
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _ENCRYPTED = 0x1
@@ -320,7 +320,7 @@ def file_stamp(path: Path) -> FileStamp:
 
 
 def _ints(values: list[dict[str, Any]]) -> tuple[int, ...]:
-    """The numbers of a list of SymInts, all of which must be plain. Raises ``ValueError``, ``KeyError`` or ``TypeError``."""
+    """The numbers of a list of SymInts, all plain ones. Raises ``ValueError``, ``KeyError`` or ``TypeError``."""
     numbers = tuple(value["as_int"] for value in values)
     if not all(type(number) is int for number in numbers):
         raise ValueError(f"{numbers} are no integers")

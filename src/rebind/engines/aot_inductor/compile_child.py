@@ -1,7 +1,7 @@
 """A child process that compiles a plan and proves it against eager execution.
 
-Request: ``archive`` (a weight-free archive that was examined), ``samples`` (its example inputs) and ``directory`` (empty, of
-the plan's entry) are paths, ``options`` are Inductor's. Result: the figures for the plan's manifest.
+Request: ``archive`` (a weight-free archive that was examined), ``samples`` (its example inputs) and ``directory``
+(empty, of the plan's entry) are paths, ``options`` are Inductor's. Result: the figures for the plan's manifest.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _check_interface(compiled: NativeFunction, program: Program) -> None:
 
 
 def _samples(archive: Path, samples: Path, program: Program) -> Samples:
-    """The kept weights of a weight-free archive, and its example inputs if they are as many tensors as the graph takes."""
+    """The kept weights of a weight-free archive, and its example inputs if they are as many as the graph takes."""
     import pickle
 
     import torch

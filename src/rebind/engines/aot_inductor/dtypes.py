@@ -1,4 +1,4 @@
-"""Element types by the numbers that a torch.export archive uses for them (``torch._export.serde.schema.ScalarType``)."""
+"""Element types by their numbers in torch.export archives (``torch._export.serde.schema.ScalarType``)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rebind.tensor import DataType
 class ElementType:
     """One element type in the three vocabularies that meet here.
 
-    ``slot``: safetensors' name; ``torch``: the attribute of the ``torch`` module; ``wire``: Triton's datatype, None when a
-    tensor of this type cannot cross the wire (it may still be a weight); ``itemsize`` in bytes.
+    ``slot``: safetensors' name; ``torch``: the attribute of the ``torch`` module; ``wire``: Triton's datatype, None
+    when a tensor of this type cannot cross the wire (it may still be a weight); ``itemsize`` in bytes.
     """
 
     slot: str

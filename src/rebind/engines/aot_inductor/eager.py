@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch.export.graph_signature import InputKind, TensorArgument
+from torch.export.pt2_archive._package import load_pt2
 
 from rebind.errors import Internal
 
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
 def load_flat(weight_free: Path, program: Program) -> GraphModule:
     """The graph of a weight-free archive as ``f(*weights, *inputs)``, with the arguments that ``program`` lists.
 
-    Takes a second the first time in a process, when torch imports what it needs, then milliseconds per hundred nodes. Raises
-    whatever torch raises for a graph that it does not understand, and may end the process: see
+    Takes a second the first time in a process, when torch imports what it needs, then milliseconds per hundred nodes.
+    Raises whatever torch raises for a graph that it does not understand, and may end the process: see
     :mod:`rebind.engines.aot_inductor.examine_child`.
     """
-    exported = torch.export.load(weight_free)
+    # torch.export.load is this, but for errors, of which it says only that there were some.
+    exported = load_pt2(str(weight_free)).exported_programs["model"]
     module: GraphModule = exported.graph_module
     placeholders = module.graph.find_nodes(op="placeholder")
     for node, spec in zip(placeholders, exported.graph_signature.input_specs, strict=True):

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 class EmbeddedWeights:
     """Every tensor whose values an archive has: state dict, lifted constants and non-persistent buffers.
 
-    A :class:`rebind.weights.formats.WeightsSource`. Tensors that were saved in another layout (channels last, a transposed
-    view, a slice) are read in row-major order. ``expected``: refuse the file if it is not the one with this stamp.
+    A :class:`rebind.weights.formats.WeightsSource`. Tensors that were saved in another layout (channels last, a
+    transposed view, a slice) are read in row-major order. ``expected``: refuse the file if it is not the one with this
+    stamp.
     """
 
     def __init__(self, path: Path, expected: FileStamp | None = None) -> None:
@@ -54,8 +55,8 @@ class EmbeddedWeights:
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
         """Fills ``buffer`` with the bytes of the tensor from ``start`` on.
 
-        Raises :class:`rebind.errors.WeightsRefused` when the file ends early, or when a tensor that was read from its first
-        to its last byte does not have the CRC that the archive claims.
+        Raises :class:`rebind.errors.WeightsRefused` when the file ends early, or when a tensor that was read from its
+        first to its last byte does not have the CRC that the archive claims.
         """
         payload = self._payloads[name]
         if payload.row_major:

@@ -41,7 +41,7 @@ REVISION = 1
 
 COMPILE_OPTIONS: Mapping[str, Any] = {
     "aot_inductor.package": False,
-    # A header compiled in advance costs more than it gives to the one compile of a fresh cache directory: 22 s against 14 s.
+    # A header compiled in advance costs more than it gives to the one compile that uses it: 22 s against 14 s.
     "aot_inductor.precompile_headers": False,
     # No OpenMP loops in generated code: an index out of range raises inside of them, where it ends the process. Matrix
     # products and convolutions are library calls and still use the thread count of the caller.
@@ -120,8 +120,8 @@ class AotInductorGraph:
     def eager_plan(self) -> FlatPlan:
         """Loads the graph, after a child process has done so if no process on this machine ever did.
 
-        Raises :class:`rebind.errors.ModelInvalid` for a graph that torch cannot load, that ends the process which loads it,
-        or that writes to its weights or inputs.
+        Raises :class:`rebind.errors.ModelInvalid` for a graph that torch cannot load, that ends the process which loads
+        it, or that writes to its weights or inputs.
         """
         from rebind.engines.aot_inductor.eager import EagerFunction, load_flat
 
@@ -152,7 +152,7 @@ class AotInductorGraph:
         return {"engine": AotInductor.name, "revision": str(REVISION), "graph": self.program.digest, "torch": version}
 
     def _examined(self) -> PlanEntry:
-        """The entry of the graph in the cache of sources: its archive without weights, which a child process has loaded."""
+        """The graph's entry in the cache of sources: its archive without weights, which a child process has loaded."""
         return self._options.cache.sources.get_or_build(plan_key(self._source_parts()), self._examine, _log.info)
 
     def _examine(self, directory: Path) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """A child process that loads a graph before the server does: one that crashes torch ends this process, not the server.
 
-Request: ``{"archive": path of a weight-free archive}``. Result: ``{"writes": [names]}``, the weights and inputs that the graph
-writes to. Operators may write in place without a word in the graph's signature (a batch norm in training mode does), so the
-graph is functionalised once, on tensors without data and in row-major order, as they will be.
+Request: ``{"archive": path of a weight-free archive}``. Result: ``{"writes": [names]}``, the weights and inputs that
+the graph writes to. Operators may write in place without a word in the graph's signature (a batch norm in training mode
+does), so the graph is functionalised once, on tensors without data and in row-major order, as they will be.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def examine(request: dict[str, Any], report: Callable[[str], None]) -> dict[str, Any]:
-    """See the module. Raises whatever torch raises for a graph that it cannot load, or that cannot run on such tensors."""
+    """See the module. Raises whatever torch raises for a graph that it cannot load, or not run on such tensors."""
     from torch._functorch.aot_autograd import aot_export_module
 
     from rebind.engines.aot_inductor.eager import load_flat

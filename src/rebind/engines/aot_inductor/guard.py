@@ -25,7 +25,7 @@ class InputGuard:
         self._expected = [(argument, _dtype(argument), _sizes(argument)) for argument in program.arguments]
 
     def check(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Raises :class:`rebind.errors.InvalidArgument`, naming the input, when compiled code could not take ``arrays``."""
+        """Raises :class:`rebind.errors.InvalidArgument`, naming the input, if compiled code cannot take ``arrays``."""
         if len(arrays) != len(self._expected):
             raise InvalidArgument(f"expected {len(self._expected)} inputs, got {len(arrays)}")
         symbols: dict[str, int] = {}
@@ -36,11 +36,7 @@ class InputGuard:
             if len(shape) != len(sizes):
                 raise self._misshapen(argument, shape)
             for size, expected in zip(shape, sizes, strict=True):
-                if expected.__class__ is int:
-                    fits = size == expected
-                else:
-                    fits = symbols.setdefault(expected, size) == size  # type: ignore[arg-type]
-                if not fits:
+                if size != (expected if isinstance(expected, int) else symbols.setdefault(expected, size)):
                     raise self._misshapen(argument, shape)
         for name, size in symbols.items():
             if size not in self._ranges[name]:
@@ -49,7 +45,7 @@ class InputGuard:
     def _misshapen(self, argument: Argument, shape: tuple[int, ...]) -> InvalidArgument:
         sizes = ",".join(str(size) if isinstance(size, int) else "-1" for size in argument.shape)
         return InvalidArgument(
-            f"input '{argument.name}': expected shape [{sizes}], where dimensions that the model ties together are equal, "
+            f"input '{argument.name}': expected shape [{sizes}], with equal sizes where the model wants them, "
             f"got {format_shape(shape)}"
         )
 
@@ -60,7 +56,8 @@ class InputGuard:
             if Symbol(symbol) in argument.shape
         )
         return InvalidArgument(
-            f"input '{name}': dimension {axis} has the size {size}, but the model was exported for {self._ranges[symbol]}"
+            f"input '{name}': dimension {axis} has the size {size}, but the model was exported "
+            f"for {self._ranges[symbol]}"
         )
 
 

@@ -1,8 +1,9 @@
-"""The second tier: a compiled plan, called through AOTInductor's C interface (``aoti_runtime/interface.h`` of torch 2.13).
+"""The second tier: a compiled plan, called through AOTInductor's C interface (torch's ``aoti_runtime/interface.h``).
 
 Torch's own runners hold the GIL while a model runs; ``ctypes`` releases it. The rules of the interface:
 
-* input handles are stolen by the call, so each call needs fresh ones, the weights' included; output handles become ours;
+* input handles are stolen by the call, so each call needs fresh ones, the weights' included; output handles become
+ours;
 * nothing about inputs is checked: see :mod:`rebind.engines.aot_inductor.guard`;
 * a call that fails returns an error code, and its text until the thread's next call.
 """
@@ -15,7 +16,6 @@ import weakref
 from ctypes import POINTER, byref, c_char_p, c_int32, c_size_t, c_void_p
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch._C import _aoti
 
 from rebind.errors import Internal
@@ -23,6 +23,8 @@ from rebind.errors import Internal
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    import torch
 
 _PREFIX = "AOTInductorModelContainer"
 _FUNCTIONS: dict[str, list[Any]] = {
@@ -46,9 +48,9 @@ _capsule.argtypes = [c_void_p, c_char_p, c_void_p]
 class NativeFunction:
     """A :class:`rebind.engines.aot_inductor.plan.FlatFunction` over the shared library of a plan.
 
-    A library is loaded once in a process and stays loaded. Each thread that calls has a container of its own, which takes a
-    fraction of a millisecond to make, so calls never wait for each other. Raises :class:`rebind.errors.Internal` when the
-    library cannot be loaded.
+    A library is loaded once in a process and stays loaded. Each thread that calls has a container of its own, which
+    takes a fraction of a millisecond to make, so calls never wait for each other. Raises
+    :class:`rebind.errors.Internal` when the library cannot be loaded.
     """
 
     def __init__(self, library: Path) -> None:

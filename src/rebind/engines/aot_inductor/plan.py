@@ -47,7 +47,7 @@ class FlatPlan:
         return f"<{self.tier.value} plan {self.key}>"
 
     def bind(self, weights: WeightSet) -> FlatBoundPlan:
-        """Checks name, dtype and shape of every weight, as the compiled code does not, and makes tensors over their memory."""
+        """Checks name, dtype and shape of every weight, as compiled code does not; makes tensors over their memory."""
         faults = [fault for argument in self.program.used for fault in _misfits(argument, weights)]
         if faults:
             raise refusal(f"plan {self.key}", faults)
@@ -67,7 +67,7 @@ class FlatBoundPlan:
         self._elements = [argument.element for argument in plan.program.arguments]
 
     def execute(self, inputs: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-        """Runs the plan on these weights. Raises also :class:`rebind.errors.InvalidArgument` for inputs that do not fit."""
+        """Runs the plan on these weights. :class:`rebind.errors.InvalidArgument` for inputs that do not fit it."""
         plan = self.plan
         plan.guard.check(inputs)
         _use_threads(plan.intra_op_threads)

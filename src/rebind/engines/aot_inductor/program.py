@@ -1,7 +1,7 @@
 """What the graph of a torch.export archive needs and gives, read from its JSON description alone.
 
-The graph is a pure function: its placeholders are parameters, buffers, constants and the user's inputs, in this order. Those
-that no node reads are dropped from the plan's arguments (:attr:`Program.arguments`).
+The graph is a pure function: its placeholders are parameters, buffers, constants and the user's inputs, in this order.
+Those that no node reads are dropped from the plan's arguments (:attr:`Program.arguments`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _RE_EXPORT = "export the model again with this torch"
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A tensor of the graph: ``name`` is a slot's, an input's or ``OUTPUT__<i>``; ``row_major`` is its layout when exported."""
+    """A tensor of the graph: ``name`` is a slot's, an input's or ``OUTPUT__<i>``; ``row_major`` when exported."""
 
     name: str
     element: ElementType
@@ -78,7 +78,7 @@ class Program:
 
     @property
     def batch(self) -> BatchRange | None:
-        """Case C6: a batch dimension only when the first dimension of all inputs and outputs is one symbol, used nowhere else."""
+        """Case C6: only when the first dimension of all inputs and outputs is one symbol, used nowhere else."""
         tensors = (*self.arguments, *self.results)
         first = {tensor.shape[0] if tensor.shape else None for tensor in tensors}
         symbol = first.pop() if len(first) == 1 and self.arguments else None
@@ -97,7 +97,7 @@ def read_program(archive: Archive) -> Program:
 
 
 class _Reader:
-    """The steps of :func:`read_program`. Anything that is not as the schema says raises one of the errors caught there."""
+    """The steps of :func:`read_program`. What is not as the schema says raises one of the errors caught there."""
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
@@ -158,7 +158,7 @@ class _Reader:
             raise ModelInvalid(str(self._archive.path), faults)
 
     def _weights(self) -> Iterator[tuple[str, Argument, bool]]:
-        """Parameters, buffers and constants: the value's name in the graph, the slot's, and whether the state dict has it."""
+        """Parameters, buffers, constants: name in the graph, slot, and whether the state dict has it."""
         for spec in self._signature["input_specs"]:
             ((kind, body),) = spec.items()
             if kind in ("parameter", "buffer", "tensor_constant"):
@@ -170,7 +170,7 @@ class _Reader:
                 yield value, argument, in_state_dict
 
     def _slots(self, weights: Sequence[tuple[str, Argument, bool]], used: set[str]) -> tuple[Slot, ...]:
-        """One slot for each weight of the graph, then one for each name of the state dict that the graph does not know."""
+        """A slot for each weight of the graph, then one for each name of the state dict that the graph lacks."""
         payloads = self._archive.payloads
         ties = self._archive.ties
         groups = {name: ties.get(name, name) for name in payloads}
@@ -182,7 +182,8 @@ class _Reader:
             if payload is not None and (payload.element, payload.shape) != (argument.element, shape):
                 self._refuse(
                     f"weight {name!r}",
-                    f"is {payload.element.slot} {list(payload.shape)} in the archive, but {argument.element.slot} {list(shape)} in the graph",
+                    f"is {payload.element.slot} {list(payload.shape)} in the archive, "
+                    f"but {argument.element.slot} {list(shape)} in the graph",
                 )
             is_used = groups.get(name, name) in used_groups
             has_value = payload is not None and payload.present
@@ -253,7 +254,7 @@ class _Reader:
         return Argument(name, BY_CODE[code], shape, _is_row_major(shape, strides))
 
     def _check_layouts(self, program: Program) -> None:
-        """Tensors reach the graph in row-major order; an operator that addresses memory itself would read other elements."""
+        """Tensors come in row-major order; an operator that addresses memory itself would read other elements then."""
         strided = [argument.name for argument in (*program.used, *program.arguments) if not argument.row_major]
         if strided and any("as_strided" in node["target"] for node in self._graph["nodes"]):
             self._refuse(
@@ -263,7 +264,7 @@ class _Reader:
             )
 
     def _digest(self) -> str:
-        """Over all that the plan depends on. What is not known by name to be irrelevant is part of it: the safe direction."""
+        """Over all that the plan depends on. What is not known to be irrelevant is part of it: the safe direction."""
         module = self._document["graph_module"]
         relevant = {
             "graph": _without_noise(self._graph),

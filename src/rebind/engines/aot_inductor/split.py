@@ -25,9 +25,10 @@ _CHUNK_BYTES = 1 << 24
 def split(model_file: Path, directory: Path) -> tuple[Path, Path]:
     """Writes ``model.pt2`` and ``model.safetensors`` into ``directory``; returns their paths.
 
-    The first has the graph, its constants and non-persistent buffers, and the same plan key as ``model_file``; the second has
-    the state dict in row-major order, tied tensors once. Raises :class:`rebind.errors.ModelInvalid` for a file that is no
-    model or has no weights inside, :class:`rebind.errors.AlreadyExists`, and :class:`rebind.errors.StorageFailed`.
+    The first has the graph, its constants and non-persistent buffers, and the same plan key as ``model_file``; the
+    second has the state dict in row-major order, tied tensors once. Raises :class:`rebind.errors.ModelInvalid` for a
+    file that is no model or has no weights inside, :class:`rebind.errors.AlreadyExists`, and
+    :class:`rebind.errors.StorageFailed`.
     """
     plan_source, weights = directory / "model.pt2", directory / "model.safetensors"
     for path in (plan_source, weights):

@@ -24,9 +24,9 @@ _FORMAT = {"archive_format": b"pt2", "archive_version": b"0", ".data/version": b
 def write_weight_free(archive: Archive, destination: Path, keep: Callable[[Payload], bool]) -> None:
     """Writes ``archive`` without the values of its tensors, but for those that ``keep`` chooses.
 
-    The result is a torch.export archive that ``torch.export.load`` reads too: tensors without values are on the ``meta``
-    device there, so that nobody takes zeros for weights. Its graph has the same digest. Example inputs, and the places in the
-    sources that metadata names, are left out.
+    The result is a torch.export archive that ``torch.export.load`` reads too: tensors without values are on the
+    ``meta`` device there, so that nobody takes zeros for weights. Its graph has the same digest. Example inputs, and
+    the places in the sources that metadata names, are left out.
     """
     with zipfile.ZipFile(destination, "x", zipfile.ZIP_STORED) as zipped:
 
@@ -78,7 +78,7 @@ def _row_major_meta(meta: dict[str, Any], path_name: str, payload: Payload, devi
 
 
 def _without_metadata(graph: dict[str, Any]) -> dict[str, Any]:
-    """The document without stack traces and module stacks; the graphs of control flow, inside of arguments, keep theirs."""
+    """The document without stack traces and module stacks; the graphs of control flow, in arguments, keep theirs."""
     module = graph["graph_module"]
     nodes = [{**node, "metadata": {}} for node in module["graph"]["nodes"]]
     calls = module["module_call_graph"][:1]

@@ -1,7 +1,7 @@
 """Sizes in a graph description: plain numbers, symbols, and expressions of symbols.
 
-torch.export writes an expression as sympy's constructor calls, ``Mul(Integer(2), Symbol('s77', positive=True))``, and reads
-it back with ``eval``. :func:`is_expression` is what keeps that from being anything else.
+torch.export writes an expression as sympy's constructor calls, ``Mul(Integer(2), Symbol('s77', positive=True))``, and
+reads it back with ``eval``. :func:`is_expression` is what keeps that from being anything else.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Size = int | Symbol | Expression
 
 
 def parse_size(document: dict[str, Any]) -> Size:
-    """A size from its JSON form. Raises ``KeyError``, ``TypeError`` or ``ValueError`` when it has none of the known forms."""
+    """A size from its JSON form. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for an unknown form."""
     if "as_int" in document:
         return int(document["as_int"])
     text = document["as_expr"]["expr_str"]

@@ -1,4 +1,4 @@
-"""The border between numpy arrays, the weight store's memory, and torch tensors. Nothing is copied unless it must be."""
+"""The border between numpy arrays, the weight store's memory, and torch tensors. Copies only where it must."""
 
 from __future__ import annotations
 

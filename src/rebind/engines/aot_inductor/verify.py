@@ -21,27 +21,26 @@ if TYPE_CHECKING:
 _BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Largest ``max|compiled - eager| / max|eager|`` of an output, by the coarsest type that takes part in the computation.
 
-Compiled code sums in another order, and keeps intermediates wider than eager execution does, which costs a few units in the
-last place per layer (1e-6 for a ResNet-50 in float32); a stale, swapped or misread weight costs 1e-2 and more.
-"""
+Compiled code sums in another order, and keeps intermediates wider than eager execution does, which costs a few units in
+the last place per layer (1e-6 for a ResNet-50 in float32); a stale, swapped or misread weight costs 1e-2 and more. """
 _EXOTIC_BOUND = 2e-1  # eight-bit floats
 _MOST_UNEQUAL = 0.2
-"""Outputs of whole numbers and truth values may differ where a rounding tips the scale: ten times the bound, but no more
-than this share of them, and always one."""
+"""Whole numbers and truth values may differ where a rounding tips the scale: ten times the bound, but no more than this
+share of them, and always one."""
 _SCALES = (1.0, 0.1, 0.01)
 """Of the random weights, tried in this order until eager execution gives finite numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Values out of the model file: weights that cannot be random (whole numbers) or should not (constants), and inputs."""
+    """Values out of the model file: weights that cannot be random (whole numbers) or should not, and inputs."""
 
     weights: Mapping[str, torch.Tensor]
     inputs: Tensors
 
 
 def verify(program: Program, compiled: FlatFunction, eager: FlatFunction, samples: Samples) -> dict[str, float]:
-    """Compares the tiers on two independent random weight sets, and on a third that moves every weight of the second a bit.
+    """Compares the tiers on two random weight sets, and on a third that moves every weight of the second a bit.
 
     Each at two batch sizes, if the batch size varies. Returns the figures for the manifest: ``largest_error`` and
     ``error_bound`` (relative), ``unequal`` (share of whole numbers), and ``largest_move``, how far the third weight set
@@ -129,7 +128,7 @@ def _relative_difference(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 def _size_choices(program: Program) -> list[dict[str, int]]:
-    """A few, and as few as may be, along the batch dimension; all other sizes as they were when the model was exported."""
+    """A few, and as few as may be, along the batch dimension; other sizes as when the model was exported."""
     hints = {name: max(hint, program.ranges[name].minimum) for name, hint in program.hints.items()}
     if program.batch is None:
         return [hints]
@@ -145,7 +144,7 @@ def _inputs(program: Program, sizes: Mapping[str, int], samples: Samples) -> lis
 
 
 def _input(argument: Argument, index: int, sizes: Mapping[str, int], samples: Tensors) -> torch.Tensor:
-    """Random numbers for real numbers; for whole numbers, which may be indices, those of the sample in another order."""
+    """Random real numbers; for whole numbers, which may be indices, those of the sample in another order."""
     shape = [
         sizes[size.name] if isinstance(size, Symbol) else size
         for size in argument.shape
@@ -172,7 +171,7 @@ def _finite_scale(program: Program, eager: FlatFunction, samples: Samples, input
 
 
 def _weight_sets(program: Program, samples: Samples, scale: float) -> Iterator[Tensors]:
-    """Three weight sets, one after the other; the next may reuse the memory of the last. The first has constants as they are."""
+    """Three weight sets; the next may reuse the memory of the last. The first has constants as they are."""
     yield [_weight(argument, 100_000 + i, scale, samples, moved=False) for i, argument in enumerate(program.used)]
     weights = [_weight(argument, 200_000 + i, scale, samples, moved=True) for i, argument in enumerate(program.used)]
     yield weights

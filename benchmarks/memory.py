@@ -1,0 +1,177 @@
+"""How much memory a server takes with 4 instances of a 1 GB model, at rest and while it is refitted under load.
+
+What counts is the proportional set size (PSS) of the server and its children, and pages of its memory files that no
+process has mapped.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks import harness
+from benchmarks.harness import MB, REPETITIONS, Client, median, prepare, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks.harness import Options, Prepared, Report, Server
+
+INSTANCES = 4
+REFITS = 20
+ALLOWANCE_NBYTES = 400 * MB
+"""For Python, torch, and buffers: does not count against the weights."""
+MOST_AT_REST, MOST_WHILE_REFITTED = 1.10, 2.1
+"""Times the weights."""
+MOST_AFTERWARDS = 1.05
+"""Times what there was before the refits."""
+SPARE_IDLE_S = 5.0
+"""Longer than a refit, so that the spare memory is there for the next one."""
+_PAUSE_S = 0.05
+
+
+def run(report: Report, options: Options, work_dir: Path) -> None:
+    """The whole measurement."""
+    report.progress("export, two weights files, answers of eager PyTorch")
+    prepared = prepare("stack", work_dir, weight_sets=2, instances=INSTANCES)
+    report.progress(f"starting the server (compiles when its plan is not in {options.plan_cache_dir})")
+    with serving(prepared, options, f"--spare-weights-idle-secs={SPARE_IDLE_S}") as server:
+        use_all_instances(server, prepared)
+        before = at_rest(server)
+        report_over_weights(report, "at rest, 4 instances", before, MOST_AT_REST, prepared)
+        report.progress(f"{REFITS} refits under load")
+        with sampled(server) as samples, load(server, prepared):
+            refit(server, prepared)
+        report.progress(
+            f"{len(samples)} samples; peak of RSS by the kernel's account {peak_rss_nbytes(server.pid) / MB:.0f} MB"
+        )
+        report_over_weights(report, "largest while refitted", max(samples), MOST_WHILE_REFITTED, prepared)
+        report.progress(f"waiting until the spare memory has been idle for {SPARE_IDLE_S:g} s")
+        time.sleep(SPARE_IDLE_S + 2)
+        after = at_rest(server)
+        detail = f"{after / MB:.0f} MB after {REFITS} refits, {before / MB:.0f} MB before"
+        report.at_most("memory afterwards / before", after / before, MOST_AFTERWARDS, detail)
+
+
+def report_over_weights(report: Report, name: str, nbytes: int, bound: float, prepared: Prepared) -> None:
+    """The figure (memory - allowance) / weights."""
+    weights_nbytes = prepared.weights_nbytes
+    detail = f"{nbytes / MB:.0f} MB, weights {weights_nbytes / MB:.0f} MB"
+    report.at_most(f"(memory - 400 MB) / weights, {name}", (nbytes - ALLOWANCE_NBYTES) / weights_nbytes, bound, detail)
+
+
+def use_all_instances(server: Server, prepared: Prepared) -> None:
+    """Three times as many requests at once as there are instances: each has to answer some."""
+    clients = [Client(server.port, prepared.name) for _ in range(3 * INSTANCES)]
+    with ThreadPoolExecutor(len(clients)) as pool:
+        list(pool.map(lambda client: client.infer(prepared.inputs[0]), clients))
+
+
+def refit(server: Server, prepared: Prepared) -> None:
+    """One refit after the other, without a pause: requests may still run on the weights of the last but one."""
+    client = Client(server.port, prepared.name)
+    for number in range(REFITS):
+        prepared.publish(1 + number % 2)
+        client.load()
+        if (generation := client.weights()["generation"]) != 2 + number:
+            raise RuntimeError(f"refit {number + 1} is served as generation {generation}")
+
+
+@contextmanager
+def load(server: Server, prepared: Prepared) -> Iterator[None]:
+    """Two clients that ask again as soon as they have an answer, so that leases overlap the refits."""
+    stop = threading.Event()
+
+    def ask() -> None:
+        client = Client(server.port, prepared.name)
+        while not stop.is_set():
+            client.infer(prepared.inputs[0])
+
+    with ThreadPoolExecutor(2) as pool:
+        asking = [pool.submit(ask) for _ in range(2)]
+        try:
+            yield
+        finally:
+            stop.set()
+    for client in asking:
+        client.result()
+
+
+@contextmanager
+def sampled(server: Server) -> Iterator[list[int]]:
+    """Memory of the server, noted all the time."""
+    stop = threading.Event()
+    samples: list[int] = []
+
+    def sample() -> None:
+        while not stop.wait(_PAUSE_S):
+            samples.append(memory_nbytes(server.pid))
+
+    with ThreadPoolExecutor(1) as pool:
+        sampling = pool.submit(sample)
+        try:
+            yield samples
+        finally:
+            stop.set()
+    sampling.result()
+
+
+def at_rest(server: Server) -> int:
+    """The median of a few samples."""
+    samples = []
+    for _ in range(REPETITIONS):
+        time.sleep(_PAUSE_S)
+        samples.append(memory_nbytes(server.pid))
+    return int(median(samples))
+
+
+def memory_nbytes(pid: int) -> int:
+    """PSS of a process and its descendants, and what their memory files hold beyond what is mapped."""
+    processes = list(family(pid))
+    rollups = [rollup(each) for each in processes]
+    mapped = sum(fields["Pss_Shmem"] for fields in rollups)
+    return sum(fields["Pss"] for fields in rollups) + max(0, memory_files_nbytes(processes) - mapped)
+
+
+def rollup(pid: int) -> dict[str, int]:
+    """The sums of /proc/PID/smaps_rollup, in bytes."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+
+
+def peak_rss_nbytes(pid: int) -> int:
+    """The most that was ever resident, shared libraries in full: at least the peak of PSS, which sampling may miss."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def memory_files_nbytes(pids: list[int]) -> int:
+    """Bytes of all memory files (memfd) that the processes have open, each file once."""
+    files: dict[int, int] = {}
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                if os.readlink(descriptor).startswith("/memfd:"):
+                    status = descriptor.stat()
+                    files[status.st_ino] = status.st_blocks * 512
+            except FileNotFoundError:  # closed meanwhile
+                continue
+    return sum(files.values())
+
+
+def family(pid: int) -> Iterator[int]:
+    """A process and all its descendants."""
+    yield pid
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            yield from family(int(child))
+
+
+if __name__ == "__main__":
+    sys.exit(harness.main("memory", run, __doc__ or ""))

@@ -1,0 +1,102 @@
+"""Models that the tests serve, and what eager PyTorch answers with each of their weights."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from tests.engines.models import EVERYTHING, MLP, Case
+
+Inputs = Mapping[str, npt.NDArray[Any]]
+
+
+class Loops(nn.Module):
+    """One layer, many times: a request takes 10 ms for each row, and long enough to be caught in the middle with many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1024, 1024)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(60):
+            x = torch.tanh(self.layer(x))
+        return x[:, :8]
+
+
+class Wide(nn.Module):
+    """100 MB of weights in one layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 5000)
+        self.second = nn.Linear(5000, 5000)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(x)))[:, :8]
+
+
+def _rows(width: int) -> Any:
+    return lambda random: [random.standard_normal((2, width), np.float32)]
+
+
+class _ManyRows(Case):
+    """Exported for batches of any size."""
+
+    def export(self, seed: int, path: Path) -> Path:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, about itself
+            shapes = ({0: torch.export.Dim("batch", min=1, max=LOOPS_ROWS)},)
+            torch.export.save(torch.export.export(self.model(seed), self.arguments, dynamic_shapes=shapes), path)
+        return path
+
+
+LOOPS_ROWS = 1 << 16
+LOOPS = _ManyRows("loops", Loops, (torch.zeros(4, 1024),), _rows(1024))
+WIDE = Case("wide", Wide, (torch.zeros(4, 16),), _rows(16))
+
+
+class Gallery:
+    """Model files and weights files, each made once; ``seed`` names the weights."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    @functools.cache  # noqa: B019 - one gallery for the session
+    def archive(self, case: Case, seed: int) -> Path:
+        """A ``model.pt2``."""
+        return case.export(seed, self._directory / f"{case.name}-{seed}.pt2")
+
+    @functools.cache  # noqa: B019
+    def weights(self, case: Case, seed: int) -> Path:
+        """A ``model.safetensors``."""
+        return case.save(case.state(seed), self._directory / f"{case.name}-{seed}.safetensors")
+
+
+@functools.cache
+def inputs(case: Case, seed: int = 0) -> Inputs:
+    """A request."""
+    arrays = case.inputs(np.random.default_rng(seed))
+    return {f"INPUT__{position}": array for position, array in enumerate(arrays)}
+
+
+@functools.cache
+def expected(case: Case, seed: int, inputs_seed: int = 0) -> Inputs:
+    """The answer of eager PyTorch with the weights of ``seed``."""
+    arrays = case.expected(case.state(seed), list(inputs(case, inputs_seed).values()))
+    return {f"OUTPUT__{position}": array for position, array in enumerate(arrays)}
+
+
+def same_bits(left: Inputs, right: Inputs) -> bool:
+    """Whether two answers agree in names and in every bit. A vector may come as a column: Triton has no other form for it."""
+    return left.keys() == right.keys() and all(left[name].tobytes() == right[name].tobytes() for name in left)
+
+
+__all__ = ["EVERYTHING", "LOOPS", "LOOPS_ROWS", "MLP", "WIDE", "Case", "Gallery", "Inputs", "expected", "inputs", "same_bits"]
