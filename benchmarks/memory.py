@@ -6,7 +6,6 @@ process has mapped.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -157,7 +156,7 @@ def memory_files_nbytes(pids: list[int]) -> int:
     for pid in pids:
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             try:
-                if os.readlink(descriptor).startswith("/memfd:"):
+                if str(descriptor.readlink()).startswith("/memfd:"):
                     status = descriptor.stat()
                     files[status.st_ino] = status.st_blocks * 512
             except FileNotFoundError:  # closed meanwhile

@@ -102,6 +102,7 @@ def write(name: str, work_dir: Path, *, weight_sets: int, requests: int, instanc
 
     The model file has the weights of seed 0, the weights files those of 1, 2, ...
     """
+    torch.set_num_threads(1)  # as an instance of the server has; the other processors are in use
     network, shape = NETWORKS[name]
     version_dir = work_dir / "models" / name / "1"
     version_dir.mkdir(parents=True)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LEAST_COMPILE_OVER_REFIT = 300.0
 MOST_REFIT_OVER_READ = 3.0
 LARGEST_ERROR = 1e-4
-"""Of an answer, relative to eager PyTorch's largest value: sums are formed in another order. Other weights differ by 1."""
+"""Of an answer, relative to eager PyTorch's largest value: sums are formed in another order. Other weights give 1."""
 _READ_BYTES = 8 << 20
 
 

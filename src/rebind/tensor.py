@@ -18,6 +18,24 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+_NUMPY = {
+    "BOOL": "?",
+    "UINT8": "u1",
+    "UINT16": "<u2",
+    "UINT32": "<u4",
+    "UINT64": "<u8",
+    "INT8": "i1",
+    "INT16": "<i2",
+    "INT32": "<i4",
+    "INT64": "<i8",
+    "FP16": "<f2",
+    "FP32": "<f4",
+    "FP64": "<f8",
+    "BYTES": "O",
+    "BF16": "<u2",
+}
+
+
 class DataType(enum.Enum):
     """Triton's tensor datatypes; the value is the spelling of the v2 protocol."""
 
@@ -36,20 +54,18 @@ class DataType(enum.Enum):
     BYTES = "BYTES"
     BF16 = "BF16"
 
-    @property
-    def numpy(self) -> np.dtype[Any]:
-        """The dtype of arrays that hold this datatype (``uint16`` for BF16, ``object`` for BYTES)."""
-        return _NUMPY[self]
+    numpy: np.dtype[Any]
+    """The dtype of arrays that hold this datatype (``uint16`` for BF16, ``object`` for BYTES)."""
+    itemsize: int
+    """Bytes of one element on the wire; 0 for BYTES, whose elements vary."""
+    config_name: str
+    """The spelling of ``config.pbtxt``: ``TYPE_FP32``; BYTES is ``TYPE_STRING`` there."""
 
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one element on the wire; 0 for BYTES, whose elements vary."""
-        return 0 if self is DataType.BYTES else _NUMPY[self].itemsize
-
-    @property
-    def config_name(self) -> str:
-        """The spelling of ``config.pbtxt``: ``TYPE_FP32``; BYTES is ``TYPE_STRING`` there."""
-        return "TYPE_STRING" if self is DataType.BYTES else f"TYPE_{self.value}"
+    def __init__(self, name: str) -> None:
+        # Plain attributes: a look-up by member would hash it in Python, for every tensor of every request.
+        self.numpy = np.dtype(_NUMPY[name])
+        self.itemsize = 0 if name == "BYTES" else self.numpy.itemsize
+        self.config_name = "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}"
 
     @classmethod
     def from_config_name(cls, name: str) -> DataType:
@@ -57,22 +73,6 @@ class DataType(enum.Enum):
         return _BY_CONFIG_NAME[name]
 
 
-_NUMPY: dict[DataType, np.dtype[Any]] = {
-    DataType.BOOL: np.dtype(np.bool_),
-    DataType.UINT8: np.dtype("u1"),
-    DataType.UINT16: np.dtype("<u2"),
-    DataType.UINT32: np.dtype("<u4"),
-    DataType.UINT64: np.dtype("<u8"),
-    DataType.INT8: np.dtype("i1"),
-    DataType.INT16: np.dtype("<i2"),
-    DataType.INT32: np.dtype("<i4"),
-    DataType.INT64: np.dtype("<i8"),
-    DataType.FP16: np.dtype("<f2"),
-    DataType.FP32: np.dtype("<f4"),
-    DataType.FP64: np.dtype("<f8"),
-    DataType.BYTES: np.dtype(object),
-    DataType.BF16: np.dtype("<u2"),
-}
 _BY_CONFIG_NAME = {datatype.config_name: datatype for datatype in DataType}
 
 

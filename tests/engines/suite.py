@@ -208,11 +208,12 @@ class EngineSuite:
         expected = [answer.tobytes() for answer in bound.execute(inputs)]
 
         def at_odd_address(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            return np.frombuffer(b"\0" + array.tobytes(), np.uint8)[1:].view(array.dtype).reshape(array.shape)
+            shifted: np.ndarray[Any, Any] = np.frombuffer(b"\0" + array.tobytes(), np.uint8)[1:].view(array.dtype)
+            return shifted.reshape(array.shape)
 
         def strided(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            both: np.ndarray[Any, Any] = np.stack([array, array], axis=-1)
-            return both[..., 0]
+            every_second: np.ndarray[Any, Any] = np.stack([array, array], axis=-1)[..., 0]
+            return every_second
 
         for layout in (at_odd_address, strided, np.asfortranarray):
             assert [a.tobytes() for a in bound.execute([layout(array) for array in inputs])] == expected

@@ -28,7 +28,7 @@ def read_all(path: Path) -> dict[str, bytes]:
     """The graph and every weight of an archive."""
     with Archive(path) as archive:
         read_program(archive)
-    with EmbeddedWeights(path) as weights:
+    with Archive(path) as archive, EmbeddedWeights(archive) as weights:
         values = {}
         for name, info in weights.tensors.items():
             buffer = bytearray(info.nbytes)
@@ -220,17 +220,26 @@ def test_strided_tensors_are_read_in_row_major_order(tmp_path: Path) -> None:
 
 def test_parts_of_a_tensor_are_read_where_they_are(archives: dict[str, Path]) -> None:
     whole = expected_values()["first.weight"]
-    with EmbeddedWeights(archives["mlp"]) as weights:
+    with Archive(archives["mlp"]) as archive, EmbeddedWeights(archive) as weights:
         for start, nbytes in ((0, 100), (100, 7), (4000, 96), (0, 4096)):
             buffer = bytearray(nbytes)
             weights.read_into("first.weight", start, memoryview(buffer))
             assert buffer == whole[start : start + nbytes]
 
 
-def test_a_file_that_changed_since_its_graph_was_read_is_refused(archives: dict[str, Path], tmp_path: Path) -> None:
+def test_a_file_that_was_replaced_is_read_to_the_end_and_one_that_was_overwritten_is_refused(
+    archives: dict[str, Path], tmp_path: Path
+) -> None:
     path = rewrite(archives["mlp"], tmp_path / "model.pt2", lambda records: None)
-    with Archive(path) as archive:
-        stamp = archive.stamp
-    rewrite(archives["everything"], path, lambda records: None)
-    with pytest.raises(WeightsRefused, match="changed since its graph was read"):
-        EmbeddedWeights(path, stamp)
+    with Archive(path) as archive, EmbeddedWeights(archive) as weights:
+        rewrite(archives["everything"], tmp_path / "new.pt2", lambda records: None).rename(path)
+        buffer = bytearray(4096)
+        weights.read_into("first.weight", 0, memoryview(buffer))
+        weights.check_unchanged()
+        assert buffer == expected_values()["first.weight"]
+    with Archive(path) as archive, EmbeddedWeights(archive) as weights:
+        path.write_bytes(b"short")
+        with pytest.raises(WeightsRefused, match="changed while it was read"):
+            weights.read_into("conv.weight", 0, memoryview(bytearray(288)))
+        with pytest.raises(WeightsRefused, match="it was written to"):
+            weights.check_unchanged()

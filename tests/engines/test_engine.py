@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 import torch
 
 from rebind.engines.aot_inductor import engine as engine_module
 from rebind.engines.contract import EngineOptions, Graph
 from rebind.engines.registry import engine
-from rebind.errors import CompileFailed, CompileForbidden, ModelInvalid, WeightsRefused
+from rebind.errors import CompileFailed, CompileForbidden, ModelInvalid
 from rebind.plans.cache import PlanCache
+from rebind.weights.store import WeightStore
 from tests.engines.models import MLP, CountsCalls, export
 from tests.engines.tampering import GRAPH, edit_json, rewrite
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -84,16 +84,28 @@ def test_a_graph_for_which_torch_wants_all_memory_is_refused(
         open_graph(archives["mlp"], fresh_cache).eager_plan()
 
 
-def test_a_model_file_that_was_replaced_is_not_taken_for_the_old_one(
+def test_a_graph_goes_on_with_the_file_that_was_opened(
     archives: dict[str, Path], fresh_cache: PlanCache, tmp_path: Path
 ) -> None:
     path = rewrite(archives["mlp"], tmp_path / "model.pt2", lambda records: None)
     graph = open_graph(path, fresh_cache)
     rewrite(archives["everything"], tmp_path / "new.pt2", lambda records: None).rename(path)
-    with pytest.raises(ModelInvalid, match="changed since its graph was read"):
-        graph.eager_plan()
-    with pytest.raises(WeightsRefused, match="changed since its graph was read"):
-        graph.embedded_weights()
+    weights = WeightStore().put(graph.slots, graph.embedded_weights()).weights
+    inputs = MLP.inputs(np.random.default_rng(0))
+    answers = graph.eager_plan().bind(weights).execute(inputs)
+    assert [a.tobytes() for a in answers] == [e.tobytes() for e in MLP.expected(MLP.state(0), inputs)]
+
+
+def test_files_of_graphs_are_closed_when_nobody_needs_them(archives: dict[str, Path], plan_cache: PlanCache) -> None:
+    def open_files() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = open_files()
+    weights = open_graph(archives["mlp"], plan_cache).embedded_weights()
+    assert open_files() == before + 1
+    weights.read_into("first.bias", 0, memoryview(bytearray(4)))
+    del weights
+    assert open_files() == before
 
 
 def test_a_forbidden_compile_is_an_error(

@@ -79,7 +79,7 @@ def test_torch_reads_the_weight_free_file_and_takes_no_zeros_for_weights(
         program = torch.export.load(model_file)
     assert {tensor.device.type for tensor in program.state_dict.values()} == {"meta"}
     assert program.constants["window"].tolist() == pytest.approx(torch.linspace(0.5, 1.5, 10).tolist())
-    with EmbeddedWeights(model_file) as embedded:
+    with Archive(model_file) as archive, EmbeddedWeights(archive) as embedded:
         assert set(embedded.tensors) == {"window", "lifted_tensor_0"}
 
 

@@ -25,10 +25,12 @@ BINARY_OUT: dict[str, Any] = {"parameters": {"binary_data_output": True}}
         (b"{", "failed to parse the request JSON buffer: "),
         (b'{"inputs": [NaN, }', "failed to parse the request JSON buffer: "),
         (b"\xff", "failed to parse the request JSON buffer: "),
-        (b"[]", "Unable to parse 'inputs': attempt to access JSON non-object as object"),
+        (b"[]", "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"),
         (b"{}", "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"),
         (b'{"inputs":{}}', "Unable to parse 'inputs': attempt to access JSON non-array as array"),
-        (b'{"inputs":[1]}', "Unable to parse 'name': attempt to access JSON non-object as object"),
+        (b'{"inputs":[{"data":[]}]}', "Unable to parse 'name': attempt to access non-existing object member 'name'"),
+        (b'{"inputs":[],"outputs":null}', "Unable to parse 'outputs': attempt to access JSON non-array as array"),
+        (b'{"inputs":[],"outputs":[1]}', "Unable to parse 'name': attempt to access non-existing object member 'name'"),
         (b'{"inputs":[],"id":1}', "Unable to parse 'id': attempt to access JSON non-string as string"),
         (b'{"inputs":[],"parameters":[]}', "Unable to parse 'parameters': attempt to access JSON non-object as object"),
         (
@@ -37,7 +39,7 @@ BINARY_OUT: dict[str, Any] = {"parameters": {"binary_data_output": True}}
         ),
         (
             b'{"inputs":[],"parameters":{"sequence_id":-1}}',
-            "Unable to parse 'sequence_id': attempt to access JSON non-unsigned-integer as unsigned-integer",
+            "Unable to parse 'sequence_id': attempt to access JSON non-string as string",
         ),
         (
             b'{"inputs":[],"parameters":{"timeout":true}}',
@@ -68,7 +70,7 @@ def test_wrong_json_is_500_with_tritons_text(client: Client, body: bytes, text: 
         ({"name": 5}, "Unable to parse 'name': attempt to access JSON non-string as string"),
         ({"datatype": None}, "Unable to parse 'datatype': attempt to access JSON non-string as string"),
         ({"data": {"b64": "AAAA"}}, "Unable to parse 'data': attempt to access JSON non-array as array"),
-        ({"data": [{"b64": "AA"}, 2, 3, 4]}, "Unable to parse 'data': attempt to access JSON non-number as number"),
+        ({"data": [{"b64": "AA"}, 2, 3, 4]}, "Unable to parse 'data': attempt to access JSON non-number as double"),
         ({"data": [1, 2, 3, "4"]}, "element 3 of FP32 input 'INPUT0' is \"4\""),
         ({"data": [1, 2, None, 4]}, "element 2 of FP32 input 'INPUT0' is null"),
         ({"data": [1, 2, 3, True]}, "element 3 of FP32 input 'INPUT0' is true"),

@@ -118,7 +118,7 @@ def fp32(
 
 def split(answer: Answer) -> tuple[Any, bytes]:
     """JSON and tensors of a binary answer."""
-    at = int(answer.headers["inference-header-content-length"])
+    at = int(answer.headers.get("inference-header-content-length", len(answer.body)))
     return json.loads(answer.body[:at]), answer.body[at:]
 
 

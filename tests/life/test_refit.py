@@ -131,7 +131,7 @@ def test_load_of_an_unchanged_model_changes_nothing(explicit: Live, client: Clie
 
 def test_only_changed_tensors_are_copied(explicit: Live, client: Client) -> None:
     home = explicit.load(client)
-    state = MLP.state(0) | {"second.bias": MLP.state(1)["second.bias"]}
+    state = MLP.state(0) | {"second.bias": MLP.state(90)["second.bias"]}  # in no other model here
     MLP.save(state, home.file("model.safetensors"))
     client.load(home.name)
     commit = client.weights(home.name)["history"][-1]

@@ -16,6 +16,8 @@ from tests.wire.models import NUMBERS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from tests.http.wire import Client
+
 
 @dataclass(frozen=True)
 class Ask:
@@ -28,6 +30,24 @@ class Ask:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Told:
+    """An answer: ``text`` is what comes before the binary part, which is in hexadecimal."""
+
+    status: int
+    type: str
+    text: str
+    binary: str
+
+
+def put(client: Client, ask: Ask) -> Told:
+    """Sends a request and reads its answer."""
+    answer = client.ask(ask.method, ask.path, ask.body, **ask.headers)
+    text_bytes = int(answer.headers.get("inference-header-content-length", len(answer.body)))
+    body = answer.body
+    return Told(answer.status, answer.headers["content-type"], body[:text_bytes].decode(), body[text_bytes:].hex())
+
+
 def _floats(*values: float) -> bytes:
     return np.array(values, "<f4").tobytes()
 
@@ -37,7 +57,6 @@ ROW_BYTES = _floats(*ROW)
 X = tensor("x", "FP32", [1, 4], ROW)
 X_BINARY = tensor("x", "FP32", [1, 4], size=16)
 A = tensor("a", "FP32", [1, 2], [1, 2])
-B = tensor("b", "INT32", [1, 3], [1, 2, 3])
 _EXTREMES: dict[str, list[Any]] = {
     "BOOL": [True, False],
     "UINT8": [0, 255],
@@ -82,7 +101,6 @@ def _x(shape: list[Any], data: Any = None, datatype: str = "FP32", name: str = "
 
 
 def _good_inferences() -> Iterator[Ask]:
-    both = {"outputs": [{"name": "OUTPUT__1", "parameters": {"binary_data": True}}, {"name": "OUTPUT__0"}]}
     yield _infer("json in, json out", "batched", [X])
     yield _infer("request id", "batched", [X], id="one-1")
     yield _infer("version in the path", "batched/versions/1", [X])
@@ -94,14 +112,14 @@ def _good_inferences() -> Iterator[Ask]:
     binary = [{"name": "OUTPUT__0", "parameters": {"binary_data": True}}]
     yield _infer("binary by output", "batched", [X], outputs=binary)
     json_listed = [{"name": "OUTPUT__0"}]
-    yield _infer(
-        "listed is json", "batched", [X], outputs=json_listed, parameters={"binary_data_output": True}
-    )
+    yield _infer("listed is json", "batched", [X], outputs=json_listed, parameters={"binary_data_output": True})
     yield _infer("no outputs listed", "batched", [X], outputs=[])
     yield _infer("unknown keys and parameters", "batched", [X], colour="red", parameters={"a": 1, "b": "c", "d": True})
     yield _infer("priority and timeout", "batched", [X], parameters={"priority": 0, "timeout": 1000})
     yield _infer("not finite", "batched", [X_BINARY], _floats(np.nan, np.inf, -np.inf, 0))
-    yield _infer("two inputs, mixed, outputs swapped", "two", [tensor("b", "INT32", [1, 3], size=12), A], bytes(12), **both)
+    swapped = [{"name": "OUTPUT__1", "parameters": {"binary_data": True}}, {"name": "OUTPUT__0"}]
+    b_binary = tensor("b", "INT32", [1, 3], size=12)
+    yield _infer("two inputs, mixed, outputs swapped", "two", [b_binary, A], bytes(12), outputs=swapped)
     yield _infer("gzip", "batched", [X_BINARY], ROW_BYTES, compress="gzip")
     yield _infer("deflate", "batched", [X], compress="deflate")
     yield _infer("id beyond ascii", "batched", [X], id="\u00fc\u4e2d\n")
@@ -110,7 +128,9 @@ def _good_inferences() -> Iterator[Ask]:
     yield _infer("no elements, binary", "free", [tensor("x", "FP32", [3, 0], size=0)], b"")
     yield _infer("batch of none", "batched", [_x([0, 4], [])])
     yield _infer(
-        "extremes of each type", "numbers", [tensor(f"INPUT__{i}", d, [1, 2], _EXTREMES[d]) for i, d in enumerate(NUMBERS)]
+        "extremes of each type",
+        "numbers",
+        [tensor(f"INPUT__{i}", d, [1, 2], _EXTREMES[d]) for i, d in enumerate(NUMBERS)],
     )
     yield _infer("integers for floats", "batched", [_x([1, 4], [1, 2, -3, 4])])
     yield _infer("NaN literals", "batched", [_x([1, 4], [float("nan"), float("inf"), float("-inf"), 0])])
@@ -134,13 +154,25 @@ def _refused_shapes() -> Iterator[Ask]:
     yield _infer("fractional dimension", "batched", [_x([1.0, 4], ROW)])
     yield _infer("too few elements", "batched", [_x([1, 4], [1, 2, 3])])
     yield _infer("too many elements", "batched", [_x([1, 4], [1, 2, 3, 4, 5])])
-    yield _infer("half as json", "halves", [tensor(f"INPUT__{i}", d, [1, 2], [1, 2]) for i, d in enumerate(("FP16", "BF16"))])
+    yield _infer(
+        "half as json", "halves", [tensor(f"INPUT__{i}", d, [1, 2], [1, 2]) for i, d in enumerate(("FP16", "BF16"))]
+    )
     yield _infer("boolean for a float", "batched", [_x([1, 4], [True, 1, 1, 1])])
     yield _infer("string for a float", "batched", [_x([1, 4], ["1", 1, 1, 1])])
     yield _infer("data is no array", "batched", [_x([1, 4], 1)])
     yield _infer("object in data", "batched", [_x([1, 4], [{"b64": "AAAA"}, 1, 1, 1])])
-    for datatype, found in (("BOOL", 1), ("UINT8", -1), ("UINT64", 1.5), ("INT8", "1"), ("INT64", True), ("INT32", 1.0)):
-        data = [tensor(f"INPUT__{i}", d, [1, 2], _EXTREMES[d] if d != datatype else [found, found]) for i, d in enumerate(NUMBERS)]
+    for datatype, found in (
+        ("BOOL", 1),
+        ("UINT8", -1),
+        ("UINT64", 1.5),
+        ("INT8", "1"),
+        ("INT64", True),
+        ("INT32", 1.0),
+    ):
+        data = [
+            tensor(f"INPUT__{i}", d, [1, 2], _EXTREMES[d] if d != datatype else [found, found])
+            for i, d in enumerate(NUMBERS)
+        ]
         yield _infer(f"{found!r} for {datatype}", "numbers", data)
 
 
@@ -166,24 +198,47 @@ def _refused_bodies() -> Iterator[Ask]:
     yield _raw("json array", "batched", b"[]")
     yield _infer("no inputs key", "batched", None)
     yield _raw("inputs is an object", "batched", b'{"inputs": {}}')
-    yield _raw("input without name", "batched", b'{"inputs": [{"shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}')
-    yield _raw("input without shape", "batched", b'{"inputs": [{"name": "x", "datatype": "FP32", "data": [1, 2, 3, 4]}]}')
-    yield _raw("input without datatype", "batched", b'{"inputs": [{"name": "x", "shape": [1, 4], "data": [1, 2, 3, 4]}]}')
+    yield _raw(
+        "input without name", "batched", b'{"inputs": [{"shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}'
+    )
+    yield _raw(
+        "input without shape", "batched", b'{"inputs": [{"name": "x", "datatype": "FP32", "data": [1, 2, 3, 4]}]}'
+    )
+    yield _raw(
+        "input without datatype", "batched", b'{"inputs": [{"name": "x", "shape": [1, 4], "data": [1, 2, 3, 4]}]}'
+    )
     yield _infer("no data", "batched", [tensor("x", "FP32", [1, 4])])
     yield _infer("data twice", "batched", [tensor("x", "FP32", [1, 4], ROW, size=16)], ROW_BYTES)
     yield _raw("input that is a number", "batched", b'{"inputs": [1]}')
     yield _raw("input that is a string", "batched", b'{"inputs": ["x"]}')
     yield _raw("input that is null", "batched", b'{"inputs": [null]}')
+    yield _infer("input without anything", "batched", [{}])
+    yield _infer("outputs is null", "batched", [X], outputs=None)
     yield _infer("parameters is an array", "batched", [X], parameters=[])
     yield _infer("outputs is an object", "batched", [X], outputs={})
     yield _infer("output that is a number", "batched", [X], outputs=[1])
     yield _infer("output without name", "batched", [X], outputs=[{}])
     yield _infer("output twice", "batched", [X], outputs=[{"name": "OUTPUT__0"}, {"name": "OUTPUT__0"}])
-    yield _infer("binary_data that is a number", "batched", [X], outputs=[{"name": "OUTPUT__0", "parameters": {"binary_data": 1}}])
+    yield _infer(
+        "binary_data that is a number",
+        "batched",
+        [X],
+        outputs=[{"name": "OUTPUT__0", "parameters": {"binary_data": 1}}],
+    )
     yield _infer("binary_data_output that is a number", "batched", [X], parameters={"binary_data_output": 1})
     yield _infer("negative binary size", "batched", [tensor("x", "FP32", [1, 4], size=-16)], ROW_BYTES)
-    yield _infer("output in an unknown region", "batched", [X], outputs=[{"name": "OUTPUT__0", "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 16}}])
-    yield _infer("region and classes", "batched", [X], outputs=[{"name": "OUTPUT__0", "parameters": {"shared_memory_region": "r", "classification": 1}}])
+    yield _infer(
+        "output in an unknown region",
+        "batched",
+        [X],
+        outputs=[{"name": "OUTPUT__0", "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 16}}],
+    )
+    yield _infer(
+        "region and classes",
+        "batched",
+        [X],
+        outputs=[{"name": "OUTPUT__0", "parameters": {"shared_memory_region": "r", "classification": 1}}],
+    )
     yield _raw("id that is a number", "batched", b'{"id": 1, "inputs": []}')
     yield _infer("binary too short", "batched", [X_BINARY], ROW_BYTES[:9])
     yield _infer("binary too long", "batched", [X_BINARY], ROW_BYTES + b"..")
@@ -191,7 +246,11 @@ def _refused_bodies() -> Iterator[Ask]:
     yield _infer("binary without header", "batched", [X_BINARY], ROW_BYTES, headers={})
     yield _infer("header beyond the body", "batched", [X], headers={"inference_header_content_length": "100000"})
     yield _infer("negative header", "batched", [X], headers={"inference_header_content_length": "-1"})
-    yield _infer("unknown region", "batched", [{**_x([1, 4]), "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 16}}])
+    yield _infer(
+        "unknown region",
+        "batched",
+        [{**_x([1, 4]), "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 16}}],
+    )
     yield _raw("raw body for two inputs", "two", bytes(8), inference_header_content_length="0")
     yield _raw("raw body of another size", "batched", bytes(12), inference_header_content_length="0")
     yield _infer("unknown encoding", "batched", [X], headers={"content_encoding": "br"})
@@ -221,16 +280,19 @@ def _management() -> Iterator[Ask]:
     for model in ("two", "reshaped", "rows"):
         yield Ask(f"counters of {model}", "GET", f"/v2/models/{model}/stats")
     yield Ask("metadata by POST", "POST", "/v2/models/two")
-    yield Ask("index", "POST", "/v2/repository/index")
-    yield Ask("index of ready", "POST", "/v2/repository/index", b'{"ready": true}')
     yield Ask("index with bad json", "POST", "/v2/repository/index", b"{")
     yield Ask("load of unknown", "POST", "/v2/repository/models/none/load")
     yield Ask("load with a number", "POST", "/v2/repository/models/two/load", b'{"parameters": {"config": 1}}')
-    yield Ask("load with an unknown parameter", "POST", "/v2/repository/models/two/load", b'{"parameters": {"colour": "red"}}')
+    yield Ask(
+        "load with an unknown parameter", "POST", "/v2/repository/models/two/load", b'{"parameters": {"colour": "red"}}'
+    )
     yield Ask("load from a named repository", "POST", "/v2/repository/r/models/two/load")
     yield Ask("unload of unknown", "POST", "/v2/repository/models/none/unload")
     yield Ask("reload", "POST", "/v2/repository/models/two/load")
-    yield Ask("unload with a number", "POST", "/v2/repository/models/two/unload", b'{"parameters": {"unload_dependents": 1}}')
+    yield Ask(
+        "unload with a number", "POST", "/v2/repository/models/two/unload", b'{"parameters": {"unload_dependents": 1}}'
+    )
 
 
 ASKS = (*_good_inferences(), *_refused_shapes(), *_refused_names(), *_refused_bodies(), *_management())
+"""Names are unique. Counters are asked for after the inferences and before the reload, which lets them start anew."""

@@ -71,14 +71,14 @@ class Codec:
     ) -> OutputForm:
         request.id = header.id
         request.parameters = header.parameters
-        request.output_names = None if header.outputs is None else tuple(header.outputs)
+        request.output_names = None if header.outputs is None else tuple(name for name, _ in header.outputs)
         pieces = _split(request.model_name, header.inputs, binary, in_binary=in_binary)
         check_declared(request, [entry.declared for entry in header.inputs], io)
         request.inputs = tuple(
             self._read_json(request, entry) if piece is None else read_tensor(request, entry.declared, piece)
             for entry, piece in zip(header.inputs, pieces, strict=True)
         )
-        return OutputForm(default=header.binary_output, chosen=header.outputs or {})
+        return OutputForm(default=header.binary_output, chosen=dict(header.outputs or ()))
 
     def _read_json(self, request: InferRequest, entry: InputHeader) -> Tensor:
         size = element_count(entry.declared) * entry.declared.datatype.itemsize

@@ -48,7 +48,8 @@ class OutputForm:
                 output["data"] = write_data(tensor)
             outputs.append(output)
         header = _header(response, outputs)
-        if not binary:
+        if not any(binary):
+            # Also of binary outputs that are all empty, as in Triton.
             return Reply(200, JSON_HEADERS, (header,))
         return Reply(
             200,

@@ -37,7 +37,7 @@ class InferHeader:
     parameters: Mapping[str, Parameter]
     binary_output: bool
     inputs: tuple[InputHeader, ...]
-    outputs: Mapping[str, bool] | None
+    outputs: tuple[tuple[str, bool], ...] | None
 
 
 def parse_infer_header(raw: bytes | memoryview) -> InferHeader:
@@ -54,12 +54,13 @@ def parse_infer_header(raw: bytes | memoryview) -> InferHeader:
         parameters=parameters,
         binary_output=bool(binary_output),
         inputs=tuple(_input(entry) for entry in inputs),
-        outputs=_outputs(document.get("outputs")),
+        outputs=_outputs(triton_json.array(document.get("outputs", []), "outputs")),
     )
 
 
 def _sequence_id(value: Any, field: str) -> int | str:
-    return value if isinstance(value, str) else triton_json.unsigned(value, field)
+    is_unsigned = type(value) is int and 0 <= value < 2**64
+    return value if is_unsigned else triton_json.string(value, field)
 
 
 _RESERVED: Mapping[str, Callable[[Any, str], Parameter]] = {
@@ -85,9 +86,10 @@ def _parameter(name: str, value: Any) -> Parameter:
 
 
 def _input(entry: Any) -> InputHeader:
+    fields = entry if isinstance(entry, dict) else {}
+    parameters = triton_json.mapping(fields.get("parameters", {}), "parameters")
+    _check_one_source(fields, parameters)
     name = triton_json.string(triton_json.member(entry, "name"), "name")
-    parameters = triton_json.mapping(entry.get("parameters", {}), "parameters")
-    _check_one_source(entry, parameters)
     spelled = triton_json.string(triton_json.member(entry, "datatype"), "datatype")
     if spelled not in _DATATYPES:
         raise InvalidArgument(f"invalid datatype for input {name}")
@@ -117,17 +119,14 @@ def _refuse_region(parameters: Mapping[str, Any]) -> None:
     raise NotFound(f"Unable to find shared memory region: '{region}'")
 
 
-def _outputs(entries: Any) -> Mapping[str, bool] | None:
-    """Which outputs, and which of them binary. An empty list asks for all, as in Triton."""
-    if entries is None or entries == []:
-        return None
-    outputs: dict[str, bool] = {}
-    for entry in triton_json.array(entries, "outputs"):
-        name = triton_json.string(triton_json.member(entry, "name"), "name")
-        if name in outputs:
-            raise InvalidArgument(f"output '{name}' already exists in request")
-        outputs[name] = _wants_binary(name, triton_json.mapping(entry.get("parameters", {}), "parameters"))
-    return outputs
+def _outputs(entries: list[Any]) -> tuple[tuple[str, bool], ...] | None:
+    """Which outputs, and whether binary. An empty list asks for all, as in Triton."""
+    return tuple(_output(entry) for entry in entries) or None
+
+
+def _output(entry: Any) -> tuple[str, bool]:
+    name = triton_json.string(triton_json.member(entry, "name"), "name")
+    return name, _wants_binary(name, triton_json.mapping(entry.get("parameters", {}), "parameters"))
 
 
 def _wants_binary(name: str, parameters: Mapping[str, Any]) -> bool:

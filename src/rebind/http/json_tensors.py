@@ -82,24 +82,25 @@ def _flatten(data: list[Any]) -> list[Any]:
 
 
 def _check_kinds(name: str, datatype: DataType, flat: Sequence[Any]) -> None:
-    accepted, text = _KINDS[datatype]
+    accepted, expected, access = _KINDS[datatype]
     if not set(map(type, flat)) <= accepted:
         index, found = next((index, item) for index, item in enumerate(flat) if type(item) not in accepted)
         shown = "an object" if isinstance(found, dict) else orjson.dumps(found).decode()[:40]
         raise Internal(
-            f"Unable to parse 'data': attempt to access JSON non-{text} as {text}; "
+            f"Unable to parse 'data': attempt to access JSON non-{expected} as {access}; "
             f"element {index} of {datatype.value} input '{name}' is {shown}"
         )
 
 
-_SIGNED: tuple[set[type], str] = ({int}, "signed-integer")
-_UNSIGNED: tuple[set[type], str] = ({int}, "unsigned-integer")
-# What an element may be, and Triton's word for it. FP16 and BF16 have no JSON form (H16).
-_KINDS: dict[DataType, tuple[set[type], str]] = {
-    DataType.BOOL: ({bool}, "boolean"),
-    DataType.BYTES: ({str}, "string"),
-    DataType.FP32: ({int, float}, "number"),
-    DataType.FP64: ({int, float}, "number"),
+_SIGNED: tuple[set[type], str, str] = ({int}, "signed-integer", "signed-integer")
+_UNSIGNED: tuple[set[type], str, str] = ({int}, "unsigned-integer", "unsigned-integer")
+_NUMBER: tuple[set[type], str, str] = ({int, float}, "number", "double")
+# What an element may be, and Triton's words for that and for what it is read as. FP16 and BF16 have no JSON form (H16).
+_KINDS: dict[DataType, tuple[set[type], str, str]] = {
+    DataType.BOOL: ({bool}, "boolean", "boolean"),
+    DataType.BYTES: ({str}, "string", "string"),
+    DataType.FP32: _NUMBER,
+    DataType.FP64: _NUMBER,
     **dict.fromkeys((DataType.INT8, DataType.INT16, DataType.INT32, DataType.INT64), _SIGNED),
     **dict.fromkeys((DataType.UINT8, DataType.UINT16, DataType.UINT32, DataType.UINT64), _UNSIGNED),
 }

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, unquote
 
 from rebind.errors import Internal, InvalidArgument, Unsupported
 from rebind.http import triton_json
-from rebind.http.reply import TEXT_HEADERS, Outcome, Pending, Reply, json_reply
+from rebind.http.reply import JSON_HEADERS, TEXT_HEADERS, Outcome, Pending, Reply, json_reply
 from rebind.inference import InferRequest
 from rebind.serving.validate import parse_version
 
@@ -132,7 +132,7 @@ def _load_model(call: Call) -> Outcome:
 
     async def answer() -> Reply:
         await call.api.plane.load_model(call.target.model, parameters)
-        return Reply()
+        return Reply(headers=JSON_HEADERS)
 
     return call.api.run(answer())
 
@@ -149,7 +149,7 @@ def _unload_model(call: Call) -> Outcome:
 
     async def answer() -> Reply:
         await call.api.plane.unload_model(call.target.model, unload_dependents=unload_dependents)
-        return Reply()
+        return Reply(headers=JSON_HEADERS)
 
     return call.api.run(answer())
 

@@ -38,10 +38,8 @@ def too_deep() -> InvalidArgument:
 
 
 def member(parent: Any, name: str) -> Any:
-    """``parent[name]``; both must be there."""
-    if not isinstance(parent, dict):
-        raise Internal(f"Unable to parse '{name}': attempt to access JSON non-object as object")
-    if name not in parent:
+    """``parent[name]``, which must be there; for Triton, what is no object has no members."""
+    if not isinstance(parent, dict) or name not in parent:
         raise Internal(f"Unable to parse '{name}': attempt to access non-existing object member '{name}'")
     return parent[name]
 

@@ -18,6 +18,7 @@ import contextlib
 import json
 import re
 import struct
+import weakref
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -126,17 +127,19 @@ class Payload:
 class Archive:
     """An open archive. Everything but the weights' values is validated when it is opened.
 
-    Raises :class:`rebind.errors.ModelInvalid`, which says what the file is instead, or what in it is damaged. A context
-    manager, safe to read from any number of threads.
+    Raises :class:`rebind.errors.ModelInvalid`, which says what the file is instead, or what in it is damaged. Safe to
+    read from any number of threads. The file stays open until ``close()``, or until nothing refers to the archive:
+    one that another file has replaced by a rename can still be read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with self._model_errors():
             self.file = PinnedFile(path)
+        self.close = weakref.finalize(self, self.file.close)
+        """Closes the file; nothing can be read after that."""
         try:
             with self._model_errors():
-                self.stamp = file_stamp(path)
                 self.records = self._read_directory()
                 self.file.check_in_place()
             self.weights = self._payloads(WEIGHTS, "weights")
@@ -151,18 +154,9 @@ class Archive:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Closes the file; nothing can be read after that."""
-        self.file.close()
-
     def refuse(self, where: str, problem: str, remedy: str = "") -> NoReturn:
         """Raises the :class:`rebind.errors.ModelInvalid` for one fault of this file."""
         raise ModelInvalid(str(self.path), [Fault(where, problem, remedy)])
-
-    @cached_property
-    def graph(self) -> dict[str, Any]:
-        """The document of ``models/model.json``."""
-        return self.read_json(GRAPH)
 
     @cached_property
     def payloads(self) -> Mapping[str, Payload]:
@@ -301,22 +295,6 @@ class Archive:
                 f"claims sizes {list(shape)} with strides {list(strides)}, but its record has {record.nbytes} bytes",
             )
         return payload
-
-
-@dataclass(frozen=True, slots=True)
-class FileStamp:
-    """What tells that a file is still the one that was opened."""
-
-    nbytes: int
-    mtime_ns: int
-    device: int
-    inode: int
-
-
-def file_stamp(path: Path) -> FileStamp:
-    """The stamp of what ``path`` names now. Raises ``OSError``."""
-    status = path.stat()
-    return FileStamp(status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino)
 
 
 def _ints(values: list[dict[str, Any]]) -> tuple[int, ...]:

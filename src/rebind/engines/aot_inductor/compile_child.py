@@ -94,7 +94,7 @@ def _samples(archive: Path, samples: Path, program: Program) -> Samples:
     from rebind.engines.aot_inductor.verify import Samples
 
     weights = {}
-    with EmbeddedWeights(archive) as embedded:
+    with Archive(archive) as opened, EmbeddedWeights(opened) as embedded:
         for argument in program.used:
             if argument.name in embedded.tensors:
                 info = embedded.tensors[argument.name]

@@ -7,29 +7,27 @@ from typing import TYPE_CHECKING, NoReturn, Self
 
 import numpy as np
 
-from rebind.engines.aot_inductor.archive import DAMAGED, Archive
+from rebind.engines.aot_inductor.archive import DAMAGED
 from rebind.errors import Fault, ModelInvalid, WeightsRefused
 from rebind.weights.slots import TensorInfo, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
-    from rebind.engines.aot_inductor.archive import FileStamp, Payload
+    from rebind.engines.aot_inductor.archive import Archive, Payload
 
 
 class EmbeddedWeights:
     """Every tensor whose values an archive has: state dict, lifted constants and non-persistent buffers.
 
-    A :class:`rebind.weights.formats.WeightsSource`. Tensors that were saved in another layout (channels last, a
-    transposed view, a slice) are read in row-major order. ``expected``: refuse the file if it is not the one with this
-    stamp.
+    A :class:`rebind.weights.formats.WeightsSource` over an open archive, which stays open. Tensors that were saved in
+    another layout (channels last, a transposed view, a slice) are read in row-major order.
     """
 
-    def __init__(self, path: Path, expected: FileStamp | None = None) -> None:
-        self.subject = str(path)
-        self._archive = Archive(path)
-        self._payloads = {name: payload for name, payload in self._archive.payloads.items() if payload.present}
+    def __init__(self, archive: Archive) -> None:
+        self.subject = str(archive.path)
+        self._archive = archive
+        self._payloads = {name: payload for name, payload in archive.payloads.items() if payload.present}
         self.tensors: Mapping[str, TensorInfo] = {
             name: TensorInfo(payload.element.slot, payload.shape, payload.nbytes)
             for name, payload in self._payloads.items()
@@ -38,9 +36,6 @@ class EmbeddedWeights:
         """The last tensor that had to be brought into row-major order."""
         self._checks: dict[str, tuple[int, int]] = {}
         """Per tensor that is being read from its start on: how far, and the CRC up to there."""
-        if expected is not None and self._archive.stamp != expected:
-            self.close()
-            self._refuse("", "changed since its graph was read", "load the model again")
 
     def __enter__(self) -> Self:
         return self
@@ -49,8 +44,8 @@ class EmbeddedWeights:
         self.close()
 
     def close(self) -> None:
-        """Closes the file."""
-        self._archive.close()
+        """Drops what was kept for the next read; the archive is not ours to close."""
+        self._gathered = ("", b"")
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
         """Fills ``buffer`` with the bytes of the tensor from ``start`` on.
@@ -89,17 +84,17 @@ class EmbeddedWeights:
         name, data = self._gathered
         if name != payload.name:
             try:
-                data = gather(self._archive, payload)
+                data = gather(self._archive.read_record(payload.record), payload)
             except ModelInvalid as error:
                 raise WeightsRefused(self.subject, error.faults) from error
             self._gathered = (payload.name, data)
         return data
 
 
-def gather(archive: Archive, payload: Payload) -> bytes:
-    """The bytes of a tensor in row-major order, from a record that was checked to hold them, with its CRC checked."""
-    storage = np.frombuffer(archive.read_record(payload.record), f"V{payload.element.itemsize}")
+def gather(record: bytes, payload: Payload) -> bytes:
+    """The bytes of a tensor in row-major order, from those of its record, which was checked to hold them."""
     itemsize = payload.element.itemsize
+    storage = np.frombuffer(record, f"V{itemsize}")
     view = np.lib.stride_tricks.as_strided(
         storage[payload.offset :], payload.shape, [stride * itemsize for stride in payload.strides], writeable=False
     )

@@ -92,9 +92,8 @@ class AotInductorGraph:
     def __init__(self, model_file: Path, options: EngineOptions) -> None:
         self.model_file = model_file
         self._options = options
-        with Archive(model_file) as archive:
-            self.program: Program = read_program(archive)
-            self._stamp = archive.stamp
+        self._archive = Archive(model_file)
+        self.program: Program = read_program(self._archive)
         self.slots = SlotTable(self.program.slots)
         self.key = plan_key({**self._source_parts(), "options": json.dumps(dict(COMPILE_OPTIONS)), **target_parts()})
 
@@ -114,8 +113,8 @@ class AotInductorGraph:
         return self.program.batch
 
     def embedded_weights(self) -> EmbeddedWeights:
-        """Opens the model file again. Raises :class:`rebind.errors.WeightsRefused` when it is another one by now."""
-        return EmbeddedWeights(self.model_file, self._stamp)
+        """Those of the file that was opened, whatever has taken its place since."""
+        return EmbeddedWeights(self._archive)
 
     def eager_plan(self) -> FlatPlan:
         """Loads the graph, after a child process has done so if no process on this machine ever did.
@@ -157,13 +156,11 @@ class AotInductorGraph:
 
     def _examine(self, directory: Path) -> dict[str, Any]:
         weight_free = directory / _WEIGHT_FREE
-        with Archive(self.model_file) as archive:
-            if archive.stamp != self._stamp:
-                archive.refuse("", "changed since its graph was read", "load the model again")
-            write_weight_free(archive, weight_free, keep=lambda payload: _is_kept(archive, payload))
-            samples = archive.records.get(SAMPLE_INPUTS)
-            if samples is not None and 0 < samples.nbytes <= _MOST_SAMPLE_BYTES:
-                (directory / _SAMPLES).write_bytes(archive.read_record(samples))
+        archive = self._archive
+        write_weight_free(archive, weight_free, keep=lambda payload: _is_kept(archive, payload))
+        samples = archive.records.get(SAMPLE_INPUTS)
+        if samples is not None and 0 < samples.nbytes <= _MOST_SAMPLE_BYTES:
+            (directory / _SAMPLES).write_bytes(archive.read_record(samples))
         try:
             found = run_child(
                 "rebind.engines.aot_inductor.examine_child",

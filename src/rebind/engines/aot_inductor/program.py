@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from rebind.engines.aot_inductor.archive import GRAPH
 from rebind.engines.aot_inductor.dtypes import BY_CODE, UNSUPPORTED, ElementType
 from rebind.engines.aot_inductor.symbols import Size, SizeRange, Symbol, is_expression, parse_range, parse_size
 from rebind.engines.contract import BatchRange
@@ -101,7 +102,7 @@ class _Reader:
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
-        self._document = archive.graph
+        self._document = archive.read_json(GRAPH)
         self._check_version()
         module = self._document["graph_module"]
         self._graph: dict[str, Any] = module["graph"]

@@ -34,7 +34,7 @@ def split(model_file: Path, directory: Path) -> tuple[Path, Path]:
     for path in (plan_source, weights):
         if path.exists():
             raise AlreadyExists(f"{path} exists already; name another directory or remove it")
-    with Archive(model_file) as archive, EmbeddedWeights(model_file, archive.stamp) as embedded:
+    with Archive(model_file) as archive, EmbeddedWeights(archive) as embedded:
         read_program(archive)
         names = [name for name in archive.weights if name not in archive.ties and name in embedded.tensors]
         if not names:

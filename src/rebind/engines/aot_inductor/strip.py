@@ -37,7 +37,7 @@ def write_weight_free(archive: Archive, destination: Path, keep: Callable[[Paylo
             put(name, data)
         _put_tensors(put, archive, WEIGHTS, "weights", archive.weights, keep)
         _put_tensors(put, archive, CONSTANTS, "constants", archive.constants, keep)
-        put(GRAPH, json.dumps(_without_metadata(archive.graph)).encode())
+        put(GRAPH, json.dumps(_without_metadata(archive.read_json(GRAPH))).encode())
         put(SAMPLE_INPUTS, b"")
         put(TIES, json.dumps(archive.ties).encode())
 
@@ -60,7 +60,7 @@ def _put_tensors(
         owner = archive.ties.get(name, name)
         kept = payload.present and keep(payloads[owner])
         if owner == name:
-            put(f"{directory}/{paths[name]}", gather(archive, payload) if kept else b"")
+            put(f"{directory}/{paths[name]}", gather(archive.read_record(payload.record), payload) if kept else b"")
         config[name] = _row_major_meta(metas[name], paths[owner], payload, "cpu" if kept else "meta")
     put(f"{directory}/model_{kind}_config.json", json.dumps({"config": config}).encode())
 

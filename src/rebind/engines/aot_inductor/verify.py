@@ -199,7 +199,9 @@ def _weight(argument: Argument, seed: int, scale: float, samples: Samples, *, mo
 
 
 def _move(weight: torch.Tensor, generator: torch.Generator) -> None:
-    """Changes every real number of ``weight`` by about a tenth of itself and a hundredth."""
-    if weight.is_floating_point():
+    """Changes every real number of ``weight`` by about a tenth of itself and a hundredth of the others."""
+    if weight.is_floating_point() and weight.numel() > 0:
+        values = weight.float()
+        typical = float(values.abs().nan_to_num(0, 0, 0).mean()) or 1.0
         noise = torch.randn(weight.shape, generator=generator)
-        weight.copy_(weight.float() * (1 + 0.1 * noise) + 0.01 * noise.abs())
+        weight.copy_(values + 0.1 * noise * (values.abs() + 0.1 * typical))
