@@ -110,3 +110,14 @@ def test_another_name_than_the_directorys_is_refused_before_any_file_is_looked_a
 
 def test_the_own_name_may_be_given() -> None:  # case C9
     assert config_of('name: "m" backend: "python"').name == "m"
+
+
+@pytest.mark.parametrize(("text", "allowed"), [("true", True), ("ON", True), ("0", False), (None, False)])
+def test_non_finite_weights_are_allowed_by_parameter(text: str | None, allowed: bool) -> None:
+    parameter = f'parameters {{ key: "ALLOW_NON_FINITE_WEIGHTS" value {{ string_value: "{text}" }} }}'
+    assert config_of(f'backend: "python" {parameter if text else ""}').allow_non_finite_weights is allowed
+
+
+def test_bad_switch_is_a_fault() -> None:
+    with pytest.raises(ConfigInvalid, match="failed to convert 'maybe' to boolean"):
+        config_of('backend: "python" parameters { key: "ALLOW_NON_FINITE_WEIGHTS" value { string_value: "maybe" } }')

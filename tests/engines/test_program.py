@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from rebind.errors import ModelInvalid
 from rebind.tensor import DataType, TensorSpec
 from rebind.weights.slots import Slot
 from tests.engines.models import EVERYTHING, MLP, Mlp, export
-from tests.engines.tampering import GRAPH, edit_json
+from tests.engines.tampering import GRAPH, edit_json, rewrite
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,7 @@ def exported(tmp_path: Path) -> Callable[..., Program]:
 
 
 def test_all_state_of_a_model_has_a_slot(archives: dict[str, Path]) -> None:
-    slots = {slot.name: slot for slot in program_of(archives["everything"]).slots}
+    slots = program_of(archives["everything"]).slots.by_name
     optional = {slot.name for slot in slots.values() if not slot.required}
     assert set(EVERYTHING.model(0).state_dict()) | {"window", "lifted_tensor_0"} == set(slots)
     assert optional == {"window", "lifted_tensor_0", "norm.num_batches_tracked"}
@@ -48,7 +49,7 @@ def test_all_state_of_a_model_has_a_slot(archives: dict[str, Path]) -> None:
 
 def test_a_tied_name_that_the_graph_does_not_read_is_used_all_the_same(archives: dict[str, Path]) -> None:
     """T14: a file may have either name."""
-    slots = {slot.name: slot for slot in program_of(archives["transformer"]).slots}
+    slots = program_of(archives["transformer"]).slots.by_name
     assert slots["head.weight"].tied_to == "embed.weight"
     assert slots["head.weight"].used
     assert slots["embed.weight"].used
@@ -124,6 +125,15 @@ def test_a_signature_that_writes_to_a_buffer_is_refused(archives: dict[str, Path
     path = edit_json(archives["mlp"], tmp_path / "model.pt2", GRAPH, mutate)
     with pytest.raises(ModelInvalid, match=r"writes to 'running_total'; export the model after model.eval\(\)"):
         program_of(path)
+
+
+@pytest.mark.parametrize("ties", [{"first.bias": "second.bias"}, {"first.bias": "stray"}, {"first.bias": "first.bias"}])
+def test_false_claims_about_ties_are_refused(ties: dict[str, str], archives: dict[str, Path], tmp_path: Path) -> None:
+    def claim(records: dict[str, bytes]) -> None:
+        records["extra/rebind.ties.json"] = json.dumps(ties).encode()
+
+    with pytest.raises(ModelInvalid, match="is tied to"):
+        program_of(rewrite(archives["mlp"], tmp_path / "model.pt2", claim))
 
 
 @pytest.mark.parametrize("key", ["graph_module", "range_constraints", "schema_version"])

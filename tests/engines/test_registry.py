@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from rebind.engines import registry
+from rebind.engines.contract import EngineOptions
 from rebind.engines.registry import engine, engine_for_config, engine_for_file, engine_names, engines, find_engine
 from rebind.errors import InvalidArgument, Unsupported
+from rebind.plans.cache import PlanCache
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +66,8 @@ def test_a_missing_torch_is_the_reason_why_not(monkeypatch: pytest.MonkeyPatch, 
     assert status.reason == "torch is not installed: pip install 'rebind[aot-inductor]'"
     with pytest.raises(Unsupported, match="cannot run here: torch is not installed"):
         find_engine(tmp_path / "model.pt2", SimpleNamespace(platform="", backend=""))
+    with pytest.raises(Unsupported, match="cannot be served: torch is not installed"):
+        engine("aot_inductor").open(tmp_path / "model.pt2", EngineOptions(PlanCache(tmp_path)))
 
 
 def test_without_a_compiler_the_eager_tier_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,12 @@ def test_drain_answers_what_is_queued() -> None:
 def test_cancelled_request_that_waits_is_not_executed() -> None:
     async def scenario() -> None:
         gate, ran = threading.Event(), []
-        tested = scheduler([Doubler("m_0", before=lambda: (ran.append(1), gate.wait(10)))])
+
+        def note_and_wait() -> None:
+            ran.append(1)
+            gate.wait(10)
+
+        tested = scheduler([Doubler("m_0", before=note_and_wait)])
         first, second = tested.submit(request(1)), tested.submit(request(2))
         second.cancel()
         gate.set()

@@ -130,12 +130,18 @@ class TestRefusal:
         arrays["c"][99] = np.inf
         with pytest.raises(WeightsRefused) as refused:
             put(store, path, arrays)
-        assert [str(fault) for fault in refused.value.faults] == [
+        assert [f"{fault.where}: {fault.problem}" for fault in refused.value.faults] == [
             "'a': 2 of its values are NaN or infinite",
             "'c': 1 of its values are NaN or infinite",
         ]
         weights = put(store, path, arrays, allow_non_finite=True).weights
         assert_holds(weights, arrays)
+
+    def test_what_the_graph_brings_itself_may_be_infinite(self, store: WeightStore, path: Path) -> None:
+        slots = SlotTable((Slot("mask", "F32", (4,), required=False),))
+        mask = np.array([0, 0, -np.inf, -np.inf], np.float32)
+        with open_weights(save(path, {"mask": mask})) as source:
+            assert_holds(store.put(slots, source).weights, {"mask": mask})
 
     def test_tensor_allowed_before_is_still_refused_where_it_is_not(self, store: WeightStore, path: Path) -> None:
         arrays = arrays_of(0, a=(100,))

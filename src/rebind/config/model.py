@@ -8,7 +8,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 from rebind.config.schema import ConfigMessage, copy_of, value_name
-from rebind.config.validation import INTRA_OP_THREAD_COUNT, config_faults, is_positive, name_faults
+from rebind.config.validation import (
+    ALLOW_NON_FINITE_WEIGHTS,
+    INTRA_OP_THREAD_COUNT,
+    SWITCH_VALUES,
+    config_faults,
+    is_positive,
+    name_faults,
+)
 from rebind.errors import ConfigInvalid
 from rebind.tensor import DataType
 
@@ -149,6 +156,11 @@ class ModelConfig:
     def weights_filename(self) -> str:
         """The parameter ``WEIGHTS_FILENAME``: a file in the version directory; empty: the usual names."""
         return self.parameters.get(WEIGHTS_FILENAME, "")
+
+    @property
+    def allow_non_finite_weights(self) -> bool:
+        """The parameter ``ALLOW_NON_FINITE_WEIGHTS``: NaN and infinite weights are taken as they are."""
+        return SWITCH_VALUES[self.parameters.get(ALLOW_NON_FINITE_WEIGHTS, "false").lower()]
 
 
 def intra_op_thread_count(message: ConfigMessage) -> int | None:

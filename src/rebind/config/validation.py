@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 INTRA_OP_THREAD_COUNT = "INTRA_OP_THREAD_COUNT"
+ALLOW_NON_FINITE_WEIGHTS = "ALLOW_NON_FINITE_WEIGHTS"
 ENSEMBLE = "ensemble"
 TENSORRT = "tensorrt_plan"
 
@@ -38,7 +39,8 @@ _PYTORCH_SWITCHES = (
     "ENABLE_JIT_PROFILING",
     "ENABLE_JIT_EXECUTOR",
 )
-_SWITCH_VALUES = {"true", "on", "1", "false", "off", "0"}
+SWITCH_VALUES = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
+"""Triton's spellings of booleans in parameters, in lower case."""
 
 
 def name_faults(config: ConfigMessage, directory_name: str) -> Iterator[Fault]:
@@ -310,7 +312,8 @@ def _parameters(config: ConfigMessage) -> Iterator[Fault]:
         if key == INTRA_OP_THREAD_COUNT and not is_positive(value):
             remedy = 'give a whole number of threads as a string, e.g. "4"'
             yield Fault(f"parameters.{key}", f"'{value}' is no integer >= 1", remedy)
-        if key in _PYTORCH_SWITCHES and config.backend == "pytorch" and value.lower() not in _SWITCH_VALUES:
+        is_switch = key == ALLOW_NON_FINITE_WEIGHTS or (key in _PYTORCH_SWITCHES and config.backend == "pytorch")
+        if is_switch and value.lower() not in SWITCH_VALUES:
             yield Fault(f"parameters.{key}", f"failed to convert '{value}' to boolean", "give true or false")
 
 

@@ -13,6 +13,7 @@ from rebind.repository.scan import check_model_name, scan
 from rebind.repository.snapshot import take_snapshot
 from rebind.repository.watch import Waiting, WatchState, decide
 from rebind.serving.lifecycle import VersionState
+from rebind.serving.models import Model, VersionRecord
 from rebind.serving.updater import LoadFailed
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from rebind.config.server import ServerConfig
     from rebind.repository.scan import ModelDirectory
     from rebind.repository.snapshot import Snapshot
-    from rebind.serving.models import Model, Models
+    from rebind.serving.models import Models
     from rebind.serving.updater import Updater
 
 _log = logging.getLogger(__name__)
@@ -168,28 +169,31 @@ class RepositoryControl:
             )
 
     def _index_of(self, name: str, found: ModelDirectory | RepositoryInvalid | None) -> list[dict[str, str]]:
-        model = self._models.get(name)
+        model = self._models.get(name) or Model(name)
         waiting = self._waiting.get(name, {})
-        entries = {} if model is None else {int(entry["version"]): entry for entry in _version_entries(model)}
-        for number, reason in waiting.items():
-            if number is not None:
-                entry = {"name": name, "version": str(number), "state": VersionState.UNKNOWN.value}
-                entries.setdefault(number, entry).setdefault("reason", f"waiting: {reason}")
-        if entries:
-            return [entry for _, entry in sorted(entries.items())]
-        if isinstance(found, RepositoryInvalid):
-            return [_without_version(name, str(found))]
-        return [_without_version(name, waiting.get(None) or (model.reason if model is not None else ""))]
+        numbers = {*model.versions, *(number for number in waiting if number is not None)}
+        if numbers:
+            return [_version_entry(model, number, waiting.get(number), found) for number in sorted(numbers)]
+        reason = str(found) if isinstance(found, RepositoryInvalid) else waiting.get(None) or model.reason
+        return [{"name": name, "state": VersionState.UNAVAILABLE.value, "reason": reason} if reason else {"name": name}]
 
 
-def _without_version(name: str, reason: str) -> dict[str, str]:
-    return {"name": name, "state": VersionState.UNAVAILABLE.value, "reason": reason} if reason else {"name": name}
+def _version_entry(
+    model: Model, number: int, waiting: str | None, found: ModelDirectory | RepositoryInvalid | None
+) -> dict[str, str]:
+    record = model.versions.get(number, VersionRecord())
+    reasons = [record.reason, f"waiting: {waiting}" if waiting else ""]
+    if record.served is not None:
+        reasons = [record.served.refusal or "", *reasons, _problem_on_disk(number, found), model.reason]
+    entry = {"name": model.name, "version": str(number), "state": record.state.value}
+    reason = next(filter(None, reasons), "")
+    return {**entry, "reason": reason} if reason else entry
 
 
-def _version_entries(model: Model) -> list[dict[str, str]]:
-    entries = []
-    for number, record in sorted(model.versions.items()):
-        entry = {"name": model.name, "version": str(number), "state": record.state.value}
-        reason = (record.served.refusal if record.served is not None else None) or record.reason
-        entries.append({**entry, "reason": reason} if reason else entry)
-    return entries
+def _problem_on_disk(number: int, found: ModelDirectory | RepositoryInvalid | None) -> str:
+    """Why a version that serves could not be loaded again; empty if nothing is known against it (case R24)."""
+    if isinstance(found, RepositoryInvalid):
+        return str(found)
+    if found is None or number not in found.versions:
+        return "its directory is gone from the repository; what was loaded serves on"
+    return ""

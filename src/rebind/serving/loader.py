@@ -81,27 +81,27 @@ class Loader:
         started_s = time.monotonic()
         config = self._complete(name, written, source, graph)
         signature = Signature(config, graph)
-        staged = self.stage(graph, self._first_plan(graph), source)
+        staged = self.stage(config, graph, self._first_plan(graph), source)
         return Loaded(source, config, graph, signature, staged, (time.monotonic() - started_s) * 1e3)
 
-    def stage(self, graph: Graph, plan: Plan, source: VersionSource) -> Staged:
+    def stage(self, config: ModelConfig, graph: Graph, plan: Plan, source: VersionSource) -> Staged:
         """Reads the weights of ``source``, checks them against the slots of ``graph``, and binds them to ``plan``.
 
         The label belongs to the very bytes that were read: when the file is replaced meanwhile, it is read again.
         """
         while True:
             label = _label(source)
-            put = self._put(graph, source)
+            put = self._put(graph, source, allow_non_finite=config.allow_non_finite_weights)
             if _label(source) == label:
                 return Staged(put, plan.bind(put.weights), label)
 
-    def _put(self, graph: Graph, source: VersionSource) -> PutResult:
+    def _put(self, graph: Graph, source: VersionSource, *, allow_non_finite: bool) -> PutResult:
         with ExitStack() as stack:
             embedded = stack.enter_context(graph.embedded_weights())
             if source.weights_file is None:
-                return self._store.put(graph.slots, embedded)
+                return self._store.put(graph.slots, embedded, allow_non_finite=allow_non_finite)
             weights = stack.enter_context(open_weights(source.weights_file))
-            return self._store.put(graph.slots, weights, embedded)
+            return self._store.put(graph.slots, weights, embedded, allow_non_finite=allow_non_finite)
 
     def _complete(self, name: str, written: ConfigMessage, source: VersionSource, graph: Graph) -> ModelConfig:
         engine = self._find_engine(source.plan_file, written)

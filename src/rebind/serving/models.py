@@ -34,7 +34,7 @@ class VersionRecord:
 
 @dataclass(slots=True)
 class Model:
-    """One model and its versions. ``reason`` tells why it has none, when its directory or config cannot be used."""
+    """One model and its versions. ``reason`` tells why it is not as its directory asks, if the last attempt failed."""
 
     name: str
     versions: dict[int, VersionRecord] = field(default_factory=dict)

@@ -54,7 +54,7 @@ class Refitter:
         plan = version.generation.bound.plan
         try:
             return await asyncio.get_running_loop().run_in_executor(
-                self._executor, self._loader.stage, graph, plan, source
+                self._executor, self._loader.stage, version.config, graph, plan, source
             )
         except Exception as error:
             version.step("refused")

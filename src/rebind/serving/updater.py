@@ -95,20 +95,14 @@ class Updater:
 
         Raises :class:`LoadFailed`; or, before anything was tried, why the directory asks for nothing loadable.
         """
-        name = directory.name
-        async with self._locks[name]:
-            model = self._models.enter(name)
+        async with self._locks[directory.name]:
+            model = self._models.enter(directory.name)
             try:
-                wanted = await self._call(lambda: find_wanted(directory, need_config=self._need_config))
+                await self._update(model, directory, cause, incomplete)
             except RebindError as error:
                 model.reason = error.status_text
                 raise
             model.reason = ""
-            for note in wanted.notes:
-                _log.warning("%s", note)
-            await self._drained(model)
-            await self._perform(model, wanted, cause, incomplete)
-            self._served_as[name] = wanted
 
     async def unload(self, name: str) -> None:
         """Takes a model out of service; queued requests are still answered after the return, new ones refused."""
@@ -126,6 +120,14 @@ class Updater:
         for model in self._models:
             await self.unload(model.name)
         await asyncio.gather(*self._drains.values())
+
+    async def _update(self, model: Model, directory: ModelDirectory, cause: str, incomplete: frozenset[int]) -> None:
+        wanted = await self._call(lambda: find_wanted(directory, need_config=self._need_config))
+        for note in wanted.notes:
+            _log.warning("%s", note)
+        await self._drained(model)
+        await self._perform(model, wanted, cause, incomplete)
+        self._served_as[model.name] = wanted
 
     async def _perform(self, model: Model, wanted: Wanted, cause: str, incomplete: frozenset[int]) -> None:
         served = {version.number: version for version in model.ready()}

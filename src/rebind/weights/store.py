@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     Report = Callable[[int, int], None]
 
+_IF_MEANT = "if they are meant, set the model's parameter ALLOW_NON_FINITE_WEIGHTS to true"
+
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class StoredTensor:
@@ -124,7 +126,7 @@ class WeightStore:
         Checked first, with all faults at once; then read once. Tensors that equal live ones are shared, where that
         does not keep other memory alive (:func:`rebind.weights.layout.worth_sharing`). ``report(done, total)`` is
         called with bytes. Raises :class:`rebind.errors.WeightsRefused` for tensors that do not fit, tied ones that
-        differ, NaN or infinite values unless ``allow_non_finite``, and files that change meanwhile;
+        differ, NaN or infinite values in required slots unless ``allow_non_finite``, and files that change meanwhile;
         :class:`rebind.errors.StorageFailed` for want of memory. No other set is ever affected, and a failure leaves
         nothing behind.
         """
@@ -288,9 +290,10 @@ def _refuse_unequal_ties(fillings: Sequence[_Filling], subject: str) -> None:
 
 def _refuse_non_finite(fillings: Sequence[_Filling], stored: Mapping[int, StoredTensor], subject: str) -> None:
     faults = [
-        Fault(shown(filling.origin.name), f"{stored[index].non_finite} of its values are NaN or infinite")
+        Fault(shown(filling.origin.name), f"{stored[index].non_finite} of its values are NaN or infinite", _IF_MEANT)
         for index, filling in enumerate(fillings)
-        if stored[index].non_finite
+        # What the graph brings itself may be infinite: a causal mask is.
+        if stored[index].non_finite and any(slot.required for slot in filling.slots)
     ]
     if faults:
         raise refusal(subject, faults)

@@ -18,10 +18,9 @@ from rebind.engines.aot_inductor.program import mutation_fault, read_program
 from rebind.engines.aot_inductor.split import split
 from rebind.engines.aot_inductor.strip import write_weight_free
 from rebind.engines.contract import Refit, Tier
-from rebind.errors import CompileFailed, Fault, Internal, ModelInvalid
+from rebind.errors import CompileFailed, Fault, Internal, ModelInvalid, Unsupported
 from rebind.plans.build import ChildDied, ChildError, ChildTimeout, run_child
 from rebind.plans.key import plan_key, target_parts
-from rebind.weights.slots import SlotTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from rebind.engines.contract import BatchRange, EngineOptions
     from rebind.plans.cache import PlanEntry
     from rebind.tensor import TensorSpec
+    from rebind.weights.slots import SlotTable
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,13 @@ class AotInductor:
         )
 
     def open(self, model_file: Path, options: EngineOptions) -> AotInductorGraph:
-        """Reads the graph's description only: no torch, and nothing of the file is executed."""
+        """Reads the graph's description only: no torch, and nothing of the file is executed.
+
+        Raises also :class:`rebind.errors.Unsupported` where torch is not installed, since there are no plans then.
+        """
+        reason = self.unavailable_reason()
+        if reason is not None:
+            raise Unsupported(f"{model_file} cannot be served: {reason}")
         return AotInductorGraph(model_file, options)
 
     def split(self, model_file: Path, directory: Path) -> tuple[Path, Path]:
@@ -94,7 +100,7 @@ class AotInductorGraph:
         self._options = options
         self._archive = Archive(model_file)
         self.program: Program = read_program(self._archive)
-        self.slots = SlotTable(self.program.slots)
+        self.slots: SlotTable = self.program.slots
         self.key = plan_key({**self._source_parts(), "options": json.dumps(dict(COMPILE_OPTIONS)), **target_parts()})
 
     def __repr__(self) -> str:

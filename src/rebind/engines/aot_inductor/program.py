@@ -17,7 +17,7 @@ from rebind.engines.aot_inductor.symbols import Size, SizeRange, Symbol, is_expr
 from rebind.engines.contract import BatchRange
 from rebind.errors import Fault, ModelInvalid
 from rebind.tensor import TensorSpec
-from rebind.weights.slots import Slot
+from rebind.weights.slots import Slot, SlotTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -60,7 +60,7 @@ class Program:
     """
 
     digest: str
-    slots: tuple[Slot, ...]
+    slots: SlotTable
     used: tuple[Argument, ...]
     arguments: tuple[Argument, ...]
     results: tuple[Argument, ...]
@@ -170,7 +170,7 @@ class _Reader:
                     self._refuse(f"weight {argument.name!r}", "has a size that varies")
                 yield value, argument, in_state_dict
 
-    def _slots(self, weights: Sequence[tuple[str, Argument, bool]], used: set[str]) -> tuple[Slot, ...]:
+    def _slots(self, weights: Sequence[tuple[str, Argument, bool]], used: set[str]) -> SlotTable:
         """A slot for each weight of the graph, then one for each name of the state dict that the graph lacks."""
         payloads = self._archive.payloads
         ties = self._archive.ties
@@ -191,13 +191,11 @@ class _Reader:
             required = is_used and (in_state_dict or not has_value)
             slots.append(Slot(name, argument.element.slot, shape, required, is_used, ties.get(name)))
         known = {slot.name for slot in slots}
-        if len(known) != len(slots):
-            self._refuse("models/model.json", "has two weights of one name", _RE_EXPORT)
         extra = [payload for name, payload in payloads.items() if name not in known]
         slots += [
             Slot(p.name, p.element.slot, p.shape, False, groups[p.name] in used_groups, ties.get(p.name)) for p in extra
         ]
-        return tuple(slots)
+        return SlotTable(tuple(slots))
 
     def _arguments(self) -> Iterator[Argument]:
         for spec in self._signature["input_specs"]:
