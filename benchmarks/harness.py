@@ -198,7 +198,7 @@ def _is_ready(port: int) -> bool:
         connection.close()
 
 
-def process() -> ProcessPoolExecutor:
+def new_process() -> ProcessPoolExecutor:
     """A new process to call functions in."""
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
 
@@ -209,13 +209,13 @@ def prepare(name: str, work_dir: Path, *, weight_sets: int, requests: int = 1, i
     Torch's libraries are not loaded into this one: pages that it shared with the server would not be counted as the
     server's.
     """
-    with process() as child:
+    with new_process() as child:
         return child.submit(_prepare, name, work_dir, weight_sets, requests, instances).result()
 
 
 def fresh_compile_s(plan_file: Path) -> float:
     """As :func:`benchmarks.models.fresh_compile_s`, in a process of its own."""
-    with process() as child:
+    with new_process() as child:
         return child.submit(_fresh_compile_s, plan_file).result()
 
 

@@ -79,7 +79,7 @@ def run(report: Report, options: Options, work_dir: Path) -> None:
     report.progress(f"export, {REFITS} weights files, answers of eager PyTorch")
     prepared = prepare("digits", work_dir, weight_sets=REFITS, requests=INPUTS)
     report.progress(f"starting the server (compiles when its plan is not in {options.plan_cache_dir})")
-    with serving(prepared, options) as server, harness.process() as client_process:
+    with serving(prepared, options) as server, harness.new_process() as client_process:
         client = Client(server.port, prepared.name)
         schedule = Schedule(time.monotonic() + 2.0)
         sending = client_process.submit(send_all, server.port, prepared.name, prepared.inputs, schedule)

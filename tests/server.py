@@ -1,4 +1,4 @@
-"""A real server for tests: `rebind serve` as a process of its own, what it logs, and a client that keeps exact floats."""
+"""A real server for tests: `rebind serve` in a process of its own, its log, and a client that keeps exact floats."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from rebind.tensor import DataType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 PATIENCE_S = 50.0
 """How long to wait for what is bound to happen: a loaded machine is slow, and a test must not depend on it."""

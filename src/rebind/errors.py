@@ -1,13 +1,13 @@
 """The error tree: every failure that a client or an operator can see.
 
-    RebindError
-    ├── Unknown            UNKNOWN
+    RebindError            UNKNOWN
     ├── Internal           INTERNAL
     │   ├── CompileForbidden   a plan had to be built while REBIND_FORBID_COMPILE=1
     │   ├── CompileFailed      the compiler ran and gave no trustworthy plan
     │   └── StorageFailed      the disk or memory did not take what had to be stored
     ├── NotFound           NOT_FOUND
     ├── InvalidArgument    INVALID_ARG
+    │   ├── InputRefused       one of a graph's inputs
     │   └── Faulty             several faults of one subject, reported together
     │       ├── ConfigInvalid      config.pbtxt
     │       ├── RepositoryInvalid  the files of a model directory
@@ -56,10 +56,6 @@ class RebindError(Exception):
         return f"{self.code.value}: {self}"
 
 
-class Unknown(RebindError):
-    """A failure of which no more is known."""
-
-
 class Internal(RebindError):
     """A failure inside the server or a model."""
 
@@ -88,6 +84,15 @@ class InvalidArgument(RebindError):
     """The request, file or flag is wrong; the message says what, where, and what to do."""
 
     code = Code.INVALID_ARG
+
+
+class InputRefused(InvalidArgument):
+    """Input number ``position`` of a graph does not fit it. ``name`` is the graph's: who knows another rewords it."""
+
+    def __init__(self, position: int, name: str, problem: str) -> None:
+        self.position = position
+        self.problem = problem
+        super().__init__(f"input '{name}': {problem}")
 
 
 class Unavailable(RebindError):
@@ -141,6 +146,11 @@ class Faulty(InvalidArgument):
             super().__init__(f"{subject}: {lines[0]}")
         else:
             super().__init__(f"{subject}: {len(lines)} faults: " + " | ".join(lines))
+
+
+def as_rebind_error(error: BaseException) -> RebindError:
+    """``error`` itself if it is of this tree; else a defect, as :class:`Internal` with the name of its class."""
+    return error if isinstance(error, RebindError) else Internal(f"{type(error).__name__}: {error}")
 
 
 class ConfigInvalid(Faulty):

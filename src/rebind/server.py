@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import resource
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,12 @@ _log = logging.getLogger(__name__)
 
 _TRIM_INTERVAL_S = 1.0
 _REFIT_THREADS = 2
+_RELEASE_S = 1.0
+"""What letting everything go may take after the last request was answered, or cut, at the end of the time to exit."""
+
+
+class ExitTimeout(Internal):
+    """The server did not come to an end in time: a model still runs, or is being loaded."""
 
 
 class Server:
@@ -90,17 +97,27 @@ class Server:
             self._http = http
 
     async def stop(self) -> None:
-        """Answers what was begun, at most ``exit_timeout_secs`` long, and lets everything go."""
+        """Answers what was begun, and lets everything go.
+
+        Raises :class:`ExitTimeout` after ``exit_timeout_secs``. Threads may still run then, which the interpreter would
+        wait for at its end.
+        """
         _log.info("Waiting for in-flight requests to complete.")
-        await self._control.stop()
+        deadline_s = asyncio.get_running_loop().time() + self._config.exit_timeout_secs
+        self._control.stop_polling()
         if self._http is not None:
             await self._http.drain(self._config.exit_timeout_secs)
         self.data_plane.stop()
         _log.info("All models are stopped, unloading models")
-        await self._updater.stop()
         self._trimming.cancel()
         self._loads.shutdown(wait=False, cancel_futures=True)
         self._refits.shutdown(wait=False, cancel_futures=True)
+        try:
+            async with asyncio.timeout_at(max(deadline_s, asyncio.get_running_loop().time() + _RELEASE_S)):
+                await self._control.updates_done()
+                await self._updater.stop()
+        except TimeoutError:
+            raise ExitTimeout("Exit timeout expired. Exiting immediately.") from None
 
     def _make_updater(self) -> Updater:
         config = self._config
@@ -147,7 +164,7 @@ async def running(config: ServerConfig) -> AsyncIterator[Server]:
 def run(config: ServerConfig) -> None:
     """Serves until SIGINT or SIGTERM, then drains; a second signal ends the process at once.
 
-    Raises what keeps the server from starting.
+    Raises what keeps the server from starting. When it cannot end in time, the exit code is 1, as Triton's.
     """
     # Connections and weight sets take a descriptor each; the usual soft limit of 1,024 is for programs that use select.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -166,5 +183,9 @@ async def _serve(config: ServerConfig) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
-    async with running(config):
-        await stop.wait()
+    try:
+        async with running(config):
+            await stop.wait()
+    except ExitTimeout as error:
+        _log.error("failed to stop server: %s", error)
+        os._exit(1)

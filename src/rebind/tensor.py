@@ -98,6 +98,24 @@ class TensorSpec:
     datatype: DataType
     shape: tuple[int, ...]
 
+    def to_json(self) -> dict[str, Any]:
+        """As model metadata writes it."""
+        return {"name": self.name, "datatype": self.datatype.value, "shape": list(self.shape)}
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRange:
+    """The sizes that a dimension may have, both ends included; ``maximum`` None is unbounded."""
+
+    minimum: int
+    maximum: int | None
+
+    def __contains__(self, size: int) -> bool:
+        return self.minimum <= size and (self.maximum is None or size <= self.maximum)
+
+    def __str__(self) -> str:
+        return f"{self.minimum} to {self.maximum}" if self.maximum is not None else f"at least {self.minimum}"
+
 
 def format_shape(shape: tuple[int, ...]) -> str:
     """A shape as Triton prints it: ``[1,16]``."""

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from rebind.cli import main
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.cli.conftest import Cli
 
 
@@ -74,6 +76,30 @@ def test_debug_shows_the_traceback_wherever_it_stands(tmp_path: Path, place: int
     assert done.returncode == 1
     assert "Traceback (most recent call last)" in done.stderr
     assert "NotFound" in done.stderr.splitlines()[-1]
+
+
+def test_full_disk_behind_the_output_is_no_fault_of_our_own() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "rebind.cli", "--version"], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+
+    assert (done.returncode, done.stderr) == (1, b"error: input or output: No space left on device\n")
+
+
+def test_characters_that_the_terminal_lacks_are_escaped(tmp_path: Path) -> None:
+    a, b = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    save_file({}, a)
+    save_file({"größe": np.zeros(1)}, b)
+    done = subprocess.run(
+        [sys.executable, "-m", "rebind.cli", "diff", a, b],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert done.stdout.splitlines()[0] == b"+ 'gr\\xf6\\xdfe'"
 
 
 def test_a_fault_of_our_own_says_so(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,8 +58,9 @@ def test_inspect_tells_slots_inputs_and_outputs(model_dir: Path, net: DigitsNet,
 
     assert code == 0
     assert (found["model"], found["version"], found["engine"]) == ("digits", 1, "aot_inductor")
-    assert found["inputs"] == [{"name": "image", "datatype": "FP32", "shape": [-1, 1, 8, 8]}]
-    assert [output["shape"] for output in found["outputs"]] == [[-1, 10]]
+    assert found["max_batch_size"] == 4
+    assert found["inputs"] == [{"name": "INPUT__0", "datatype": "FP32", "shape": [-1, 1, 8, 8]}]
+    assert found["outputs"] == [{"name": "OUTPUT__0", "datatype": "FP32", "shape": [-1, 10]}]
     assert found["batch"] == {"minimum": 1, "maximum": 64}
     slots = {slot["name"]: slot for slot in found["slots"]}
     assert {name: slot["shape"] for name, slot in slots.items()} == {
@@ -76,6 +77,17 @@ def test_inspect_tells_slots_inputs_and_outputs(model_dir: Path, net: DigitsNet,
     }
     assert not slots["features.1.num_batches_tracked"]["used"]
     assert found["bytes"] == sum(slot["bytes"] for slot in slots.values() if slot["used"])
+
+
+def test_inspect_shows_names_and_shapes_as_configured(model_dir: Path, inspect: Any) -> None:
+    (model_dir / "config.pbtxt").write_text(
+        'input { name: "image" data_type: TYPE_FP32 dims: [ 2, 1, 8, 8 ] } output { name: "logits" }'
+    )
+    _, found = inspect(model_dir)
+
+    assert found["max_batch_size"] == 0
+    assert found["inputs"] == [{"name": "image", "datatype": "FP32", "shape": [2, 1, 8, 8]}]
+    assert found["outputs"] == [{"name": "logits", "datatype": "FP32", "shape": [-1, 10]}]
 
 
 def test_inspect_takes_the_weights_inside_the_model_file_when_there_are_no_others(
@@ -107,7 +119,8 @@ def test_inspect_for_people_has_the_verdict_last(model_dir: Path, net: DigitsNet
     code, out, _ = cli("inspect", model_dir, "--plan-cache-dir", tmp_path)
     assert code == 0
     assert out.splitlines()[-1] == "The weights fit."
-    assert "input       image FP32 [-1,1,8,8]" in out
+    assert "batches     up to 4 (max_batch_size); the model takes 1 to 64" in out
+    assert "input       INPUT__0 FP32 [-1,1,8,8]" in out
     assert "num_batches_tracked" in out
 
     save_file({"classifier.bias": torch.zeros(10)}, model_dir / "1" / "model.safetensors")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
@@ -8,20 +8,13 @@ from rebind.config.complete import GraphFacts, complete, normalise
 from rebind.config.model import ModelConfig, ModelTensor
 from rebind.config.pbtxt import parse_pbtxt, to_json
 from rebind.errors import ConfigInvalid
-from rebind.tensor import DataType, TensorSpec
-
-
-@dataclass(frozen=True)
-class Limits:
-    minimum: int
-    maximum: int | None
-
+from rebind.tensor import DataType, SizeRange, TensorSpec
 
 FP32, INT64 = DataType.FP32, DataType.INT64
 BATCHED = GraphFacts(
     inputs=(TensorSpec("image", FP32, (-1, 3, 224, 224)), TensorSpec("mask", INT64, (-1, 224))),
     outputs=(TensorSpec("OUTPUT__0", FP32, (-1, 10)), TensorSpec("OUTPUT__1", FP32, (-1, -1))),
-    batch=Limits(1, None),
+    batch=SizeRange(1, None),
     platform="torch_aoti",
     backend="pytorch",
     model_filename="model.pt2",
@@ -52,7 +45,7 @@ def refused(text: str, facts: GraphFacts, *, auto: bool = True) -> list[str]:
 def test_without_configuration_everything_comes_from_the_model() -> None:
     config = completed("", BATCHED)
     assert (config.name, config.platform, config.backend) == ("m", "torch_aoti", "pytorch")
-    assert (config.default_model_filename, config.max_batch_size) == ("model.pt2", 4)
+    assert (config.message.default_model_filename, config.max_batch_size) == ("model.pt2", 4)
     assert config.inputs == (
         ModelTensor("INPUT__0", FP32, (3, 224, 224)),
         ModelTensor("INPUT__1", INT64, (224,)),
@@ -77,14 +70,14 @@ def test_first_dimensions_that_vary_apart_are_no_batch() -> None:  # case C6
 @pytest.mark.parametrize(
     ("limits", "default", "size"),
     [
-        (Limits(1, None), 4, 4),
-        (Limits(1, 2), 4, 2),
-        (Limits(1, 64), 16, 16),
-        (Limits(8, 64), 4, 8),
-        (Limits(1, None), 0, 0),
+        (SizeRange(1, None), 4, 4),
+        (SizeRange(1, 2), 4, 2),
+        (SizeRange(1, 64), 16, 16),
+        (SizeRange(8, 64), 4, 8),
+        (SizeRange(1, None), 0, 0),
     ],
 )
-def test_batch_size_is_the_default_within_the_models_limits(limits: Limits, default: int, size: int) -> None:
+def test_batch_size_is_the_default_within_the_models_limits(limits: SizeRange, default: int, size: int) -> None:
     assert completed("", replace(BATCHED, batch=limits), default=default).max_batch_size == size
 
 
@@ -276,7 +269,7 @@ def test_datatypes_that_differ_are_told_in_tritons_words() -> None:
 
 
 def test_batch_sizes_outside_of_the_models_limits() -> None:
-    facts = replace(BATCHED, batch=Limits(2, 32))
+    facts = replace(BATCHED, batch=SizeRange(2, 32))
     assert refused("max_batch_size: 64", facts) == [
         (
             "max_batch_size is 64, the model takes batches of at most 32; "

@@ -44,14 +44,12 @@ def test_reads_a_message() -> None:
         InstanceGroup("extra", 1, InstanceKind.MODEL),
     )
     assert config.instance_names == ("m_0_0", "m_0_1", "extra_0")
-    assert config.weights_filename == "w.safetensors"
     assert intra_op_thread_count(config.message) == 3
 
 
 def test_what_is_not_given() -> None:
     config = config_of('backend: "python"')
-    assert (config.inputs, config.outputs, config.parameters, config.version_policy) == ((), (), {}, Latest(1))
-    assert config.weights_filename == ""
+    assert (config.inputs, config.outputs, config.parameters) == ((), (), {})
     assert intra_op_thread_count(config.message) is None
     assert config.instance_names == ("m_0",)
 
@@ -91,7 +89,8 @@ def test_is_immutable() -> None:
 )
 def test_version_policies_before_and_after_completion(text: str, policy: VersionPolicy) -> None:
     assert FileRules.from_message(parse_pbtxt(text, "m"), "m").version_policy == policy
-    assert config_of('backend: "python" ' + text).version_policy == policy
+    completed = config_of('backend: "python" ' + text).message
+    assert FileRules.from_message(completed, "m").version_policy == policy
 
 
 def test_file_rules_of_a_configuration_without_anything_else() -> None:

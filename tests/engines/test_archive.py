@@ -12,10 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rebind.engines.aot_inductor.archive import Archive
+from rebind.engines.aot_inductor import archive as archive_module
+from rebind.engines.aot_inductor.archive import Archive, Record
 from rebind.engines.aot_inductor.embedded import EmbeddedWeights
 from rebind.engines.aot_inductor.program import read_program
-from rebind.errors import ModelInvalid, WeightsRefused
+from rebind.errors import ModelInvalid, StorageFailed, WeightsRefused
 from tests.engines.models import MLP, Mlp, Strided, export
 from tests.engines.tampering import GRAPH, WEIGHTS_CONFIG, edit_json, rewrite, with_two_records_of_one_name
 
@@ -147,6 +148,33 @@ def test_a_missing_graph_record_is_refused(archives: dict[str, Path], tmp_path: 
     path = rewrite(archives["mlp"], tmp_path / "model.pt2", lambda records: records.__delitem__(GRAPH))
     with pytest.raises(ModelInvalid, match=GRAPH):
         Archive(path)
+
+
+def test_no_claim_about_the_size_of_the_directory_costs_memory(tmp_path: Path) -> None:
+    """A file may claim terabytes, and have them, without taking room on the disk."""
+    path, nbytes = tmp_path / "model.pt2", 1 << 40
+    end = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, 1, 1, nbytes, 0)
+    locator = struct.pack("<4sLQL", b"PK\6\7", 0, nbytes, 1)
+    old_end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+    with path.open("wb") as file:
+        file.seek(nbytes)
+        file.write(end + locator + old_end)
+    with pytest.raises(ModelInvalid, match="its directory has 1099511627776 bytes"):
+        Archive(path)
+
+
+def test_a_record_that_does_not_fit_into_memory_is_refused(archives: dict[str, Path]) -> None:
+    with Archive(archives["mlp"]) as archive, pytest.raises(StorageFailed, match="big takes 1099511627776 bytes"):
+        archive.read_record(Record("big", 0, 1 << 40, 0))
+
+
+def test_a_graph_that_would_not_fit_into_memory_when_parsed_is_refused(
+    archives: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Archive(archives["mlp"]) as archive:
+        monkeypatch.setattr(archive_module, "_MOST_JSON_BYTES", 1000)
+        with pytest.raises(ModelInvalid, match=r"models/model\.json: has \d+ bytes, more than 1000"):
+            archive.read_json(GRAPH)
 
 
 def test_flipped_bytes_of_graph_and_weights_are_found(archives: dict[str, Path], tmp_path: Path) -> None:

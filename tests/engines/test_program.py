@@ -14,9 +14,8 @@ from torch import nn
 from rebind.engines.aot_inductor.archive import Archive
 from rebind.engines.aot_inductor.program import Program, read_program
 from rebind.engines.aot_inductor.symbols import is_expression
-from rebind.engines.contract import BatchRange
 from rebind.errors import ModelInvalid
-from rebind.tensor import DataType, TensorSpec
+from rebind.tensor import DataType, SizeRange, TensorSpec
 from rebind.weights.slots import Slot
 from tests.engines.models import EVERYTHING, MLP, Mlp, export
 from tests.engines.tampering import GRAPH, edit_json, rewrite
@@ -64,7 +63,7 @@ def test_inputs_have_the_names_of_arguments_and_outputs_are_flat(archives: dict[
         TensorSpec("OUTPUT__2", DataType.BOOL, (3, 2)),
     )
     assert half.batch is None
-    assert program_of(archives["transformer"]).batch == BatchRange(1, 64)
+    assert program_of(archives["transformer"]).batch == SizeRange(1, 64)
 
 
 class Gram(nn.Module):

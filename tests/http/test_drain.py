@@ -41,6 +41,17 @@ def test_idle_connections_are_closed_and_new_ones_refused(server: RunningServer)
         Client(server.port)
 
 
+def test_request_that_meets_the_stop_on_an_idle_connection_is_answered(server: RunningServer) -> None:
+    with Client(server.port) as client:
+        assert client.ask("GET", "/v2/health/live").status == 200
+        draining = begin_drain(server, 10)
+        server.call(lambda: None)
+        answer = client.ask("GET", "/v2/health/live")
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        assert client.at_end()
+        draining.result(10)
+
+
 def test_request_in_flight_is_answered_and_the_next_one_is_not(server: RunningServer) -> None:
     with Client(server.port) as client:
         client.send(INFER + INFER)

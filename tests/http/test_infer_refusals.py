@@ -112,10 +112,17 @@ def test_integer_out_of_range_is_400_and_named(client: Client, kind: str, value:
 @pytest.mark.parametrize("path", ["/v2/models/id/infer", "/v2/repository/index", "/v2/repository/models/id/load"])
 def test_deep_nesting_is_400_everywhere(client: Client, path: str) -> None:
     nested = "[" * 100_000
-    for body in (nested, nested + "]" * 100_000, '{"a": NaN, "inputs":' + nested):
+    read_in_python = '{"a": NaN, "inputs":' + "[" * 1000 + "]" * 1000 + "}"
+    for body in (nested, nested + "]" * 100_000, '{"a": NaN, "inputs":' + nested, read_in_python):
         answer = client.ask("POST", path, body.encode())
         assert refused(answer, 400) == "JSON nesting depth exceeds maximum allowed limit (100)"
     assert client.ask("GET", "/v2/health/live").status == 200
+
+
+def test_string_without_end_after_a_constant_is_refused_in_linear_time(client: Client) -> None:
+    body = b'{"a": NaN "' + b'\\"' * 2_000_000  # each of the quotes could begin a search to the end
+    text = refused(client.ask("POST", "/v2/repository/index", body), 500)
+    assert text.startswith("failed to parse the request JSON buffer: ")
 
 
 def test_data_nested_deeper_than_100_is_400(client: Client) -> None:

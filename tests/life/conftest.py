@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.life.models import Gallery
 from tests.life.repository import Live
 from tests.server import Client, ServerProcess
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NO_COMPILE = {"REBIND_FORBID_COMPILE": "1"}
 """The servers here would compile in the background: this makes it an error (promise 1)."""
@@ -62,13 +66,17 @@ def polled(start: Start, gallery: Gallery, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def client(explicit: Live) -> Iterator[Client]:
-    """A connection to the server that loads what it is told to."""
+    """A connection to the server that loads what it is told to; its log is shown with a test that fails."""
+    before = len(explicit.server.log)
     with explicit.server.client() as client:
         yield client
+    sys.stdout.write(explicit.server.log[before:])
 
 
 @pytest.fixture
 def watcher(polled: Live) -> Iterator[Client]:
-    """A connection to the server that finds what changes."""
+    """A connection to the server that finds what changes; its log is shown with a test that fails."""
+    before = len(polled.server.log)
     with polled.server.client() as client:
         yield client
+    sys.stdout.write(polled.server.log[before:])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +14,14 @@ from torch import nn
 
 from tests.engines.models import EVERYTHING, MLP, Case
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 Inputs = Mapping[str, npt.NDArray[Any]]
 
 
 class Loops(nn.Module):
-    """One layer, many times: a request takes 10 ms for each row, and long enough to be caught in the middle with many."""
+    """One layer, many times: a request takes as long as it has rows, from 10 ms to seconds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +30,8 @@ class Loops(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for _ in range(60):
             x = torch.tanh(self.layer(x))
-        return x[:, :8]
+        first: torch.Tensor = x[:, :8]
+        return first
 
 
 class Wide(nn.Module):
@@ -40,11 +43,17 @@ class Wide(nn.Module):
         self.second = nn.Linear(5000, 5000)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(torch.relu(self.first(x)))[:, :8]
+        scores: torch.Tensor = self.second(torch.relu(self.first(x)))
+        return scores[:, :8]
 
 
 def _rows(width: int) -> Any:
     return lambda random: [random.standard_normal((2, width), np.float32)]
+
+
+def loops_inputs(rows: int, seed: int = 0) -> Inputs:
+    """A request of any length for :class:`Loops`."""
+    return {"INPUT__0": np.random.default_rng(seed).standard_normal((rows, 1024), np.float32)}
 
 
 class _ManyRows(Case):
@@ -81,22 +90,41 @@ class Gallery:
 
 
 @functools.cache
-def inputs(case: Case, seed: int = 0) -> Inputs:
-    """A request."""
-    arrays = case.inputs(np.random.default_rng(seed))
+def inputs(case: Case) -> Inputs:
+    """The request that most tests use."""
+    arrays = case.inputs(np.random.default_rng(0))
     return {f"INPUT__{position}": array for position, array in enumerate(arrays)}
 
 
 @functools.cache
-def expected(case: Case, seed: int, inputs_seed: int = 0) -> Inputs:
+def expected(case: Case, seed: int) -> Inputs:
+    """The answer of eager PyTorch to that request, with the weights of ``seed``."""
+    return eager(case, seed, inputs(case))
+
+
+def eager(case: Case, seed: int, request: Inputs) -> Inputs:
     """The answer of eager PyTorch with the weights of ``seed``."""
-    arrays = case.expected(case.state(seed), list(inputs(case, inputs_seed).values()))
+    arrays = case.expected(case.state(seed), list(request.values()))
     return {f"OUTPUT__{position}": array for position, array in enumerate(arrays)}
 
 
 def same_bits(left: Inputs, right: Inputs) -> bool:
-    """Whether two answers agree in names and in every bit. A vector may come as a column: Triton has no other form for it."""
+    """Whether two answers agree in names and in every bit. A vector may come as a column, as Triton sends it."""
     return left.keys() == right.keys() and all(left[name].tobytes() == right[name].tobytes() for name in left)
 
 
-__all__ = ["EVERYTHING", "LOOPS", "LOOPS_ROWS", "MLP", "WIDE", "Case", "Gallery", "Inputs", "expected", "inputs", "same_bits"]
+__all__ = [
+    "EVERYTHING",
+    "LOOPS",
+    "LOOPS_ROWS",
+    "MLP",
+    "WIDE",
+    "Case",
+    "Gallery",
+    "Inputs",
+    "eager",
+    "expected",
+    "inputs",
+    "loops_inputs",
+    "same_bits",
+]

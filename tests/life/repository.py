@@ -6,11 +6,14 @@ import itertools
 import os
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rebind.repository.publish import publish
 from tests.life.models import MLP, Case, Gallery, expected, inputs, same_bits
 from tests.server import Answer, Client, Failed, ServerProcess, eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _numbers = itertools.count(1)
 
@@ -34,11 +37,11 @@ class Home:
         """``model.pt2`` with its weights inside, in place of the one that is there."""
         return self.place(self.gallery.archive(self.case, seed), self.file("model.pt2", version))
 
-    def add_weights(self, seed: int, version: int = 1) -> Path:
+    def add_weights(self, seed: int, version: int = 1, *, mtime_ns: int | None = None) -> Path:
         """``model.safetensors``, in place of the one that is there."""
-        return self.place(self.gallery.weights(self.case, seed), self.file("model.safetensors", version))
+        return self.place(self.gallery.weights(self.case, seed), self.file("model.safetensors", version), mtime_ns)
 
-    def publish(self, seed: int, version: int | None = 1, label: str | None = None) -> Path:
+    def publish(self, seed: int, version: int = 1, label: str | None = None) -> Path:
         """What ``rebind publish`` does."""
         return publish(self.gallery.weights(self.case, seed), self.path, version, label)
 
@@ -49,11 +52,13 @@ class Home:
         aside.write_text(text)
         return aside.replace(path)
 
-    def place(self, source: Path, target: Path) -> Path:
+    def place(self, source: Path, target: Path, mtime_ns: int | None = None) -> Path:
         """A copy of ``source`` at ``target``, whole at any moment."""
         target.parent.mkdir(exist_ok=True)
         aside = target.with_name(f".{target.name}.new")
         shutil.copyfile(source, aside)
+        if mtime_ns is not None:
+            os.utime(aside, ns=(mtime_ns, mtime_ns))
         return aside.replace(target)
 
     def answer(self, client: Client, version: int | None = None) -> Answer:
@@ -122,9 +127,3 @@ def copy_over(source: Path, target: Path) -> None:
     with target.open("r+b") as file:
         file.write(source.read_bytes())
         file.truncate()
-
-
-def set_age(path: Path, seconds: float) -> None:
-    """Sets the modification time that much into the past."""
-    then = path.stat().st_mtime - seconds
-    os.utime(path, (then, then))

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from tests.life.conftest import Start
+from rebind.repository.manifest import manifest_path
 from tests.life.models import EVERYTHING, MLP, Gallery
 from tests.life.repository import Home, Live, copy_over
 from tests.server import Client, Failed, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.life.conftest import Start
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -83,17 +89,20 @@ def _flip_a_bit_of_the_graph(path: Path) -> None:
     path.write_bytes(content)
 
 
-def _save_script(path: Path) -> None:
-    torch.save({"weight": torch.zeros(3)}, path)
+def _write(content: bytes) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        path.write_bytes(content)
+
+    return write
 
 
 BAD_MODELS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "empty": (lambda path: path.write_bytes(b"") and None, "no torch.export archive"),
+    "empty": (_write(b""), "no torch.export archive"),
     "noise": (_scramble, "no torch.export archive"),
     "truncated": (lambda path: os.truncate(path, path.stat().st_size // 2), "no torch.export archive"),
     "damaged graph": (_flip_a_bit_of_the_graph, "CRC"),
-    "weights only": (_save_script, r"torch\.save file"),
-    "text": (lambda path: path.write_text("hello") and None, "no torch.export archive"),
+    "weights only": (lambda path: torch.save({"weight": torch.zeros(3)}, path), r"torch\.save file"),
+    "text": (_write(b"hello"), "no torch.export archive"),
 }
 
 
@@ -121,11 +130,7 @@ BAD_CONFIGS: dict[str, tuple[str, list[str]]] = {
     "placeholder": ("max_batch_size: ${batch}", ["config.pbtxt:1:", "placeholder"]),  # case C1
     "other name": ('name: "somebody_else"', ["somebody_else", "mlp_"]),  # case C9
     "unknown platform": ('platform: "tea_pot"', ["tea_pot", "torch_aoti"]),
-    "wrong dims": (
-        'max_batch_size: 4 input { name: "INPUT__0" data_type: TYPE_FP32 dims: [17] } '
-        'output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [4] }',
-        ["INPUT__0", "17", "16"],
-    ),
+    "wrong dims": ('input { name: "INPUT__0" data_type: TYPE_FP32 dims: [17] }', ["INPUT__0", "17", "16"]),
     "path as file name": ('default_model_filename: "../model.pt2"', ["default_model_filename", "plain file name"]),
     "weights file not there": (
         'parameters { key: "WEIGHTS_FILENAME" value { string_value: "w.safetensors" } }',
@@ -202,9 +207,11 @@ def test_model_name_that_is_no_plain_name_is_refused(explicit: Live, client: Cli
 
 
 def test_load_of_an_unknown_model_is_an_error_that_says_why(explicit: Live, client: Client) -> None:
-    with pytest.raises(Failed, match="failed to load 'nobody', failed to poll from model repository.*nobody") as refused:
+    with pytest.raises(
+        Failed, match=r"failed to load 'nobody', failed to poll from model repository: .*nobody"
+    ) as failed:
         client.load("nobody")
-    assert refused.value.status == 500
+    assert failed.value.status == 500
 
 
 def test_model_in_two_repositories_is_refused_and_the_others_serve(
@@ -215,7 +222,7 @@ def test_model_in_two_repositories_is_refused_and_the_others_serve(
     homes = [_home(root, name, gallery) for root in roots for name in ("twin", f"only_{root.name}")]
     (roots[0] / "notes.txt").write_text("not a model")
     (roots[0] / "dangling").symlink_to(tmp_path / "nowhere")
-    os.mkdir(os.fsencode(roots[0]) + b"/\xff\xfe")
+    (roots[0] / os.fsdecode(b"\xff\xfe")).mkdir()
     flags = ("--model-control-mode=poll", "--repository-poll-secs=0.1", "--exit-on-error=false")
     with start(*roots, flags=flags) as server, server.client() as client:
         homes[1].expect(client, 0, generation=1)
@@ -238,6 +245,18 @@ def _home(root: Path, name: str, gallery: Gallery) -> Home:
     home.path.mkdir(parents=True)
     home.add_plan(0)
     return home
+
+
+@pytest.mark.parametrize("label", ["\ud800", "a\nb", "", "x" * 10_000, 5, ["list"]])
+def test_manifest_with_a_label_that_is_none_vouches_for_nothing(explicit: Live, client: Client, label: object) -> None:
+    home = explicit.load(client)
+    weights = home.publish(1, label="good")
+    path = manifest_path(weights)
+    manifest = json.loads(path.read_text())
+    manifest["files"][0]["label"] = label
+    path.write_text(json.dumps(manifest))
+    client.load(home.name)
+    assert home.expect(client, 1, generation=2).label == ""
 
 
 def test_plan_file_overwritten_in_place_is_a_refit_when_it_is_whole(explicit: Live, client: Client) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.life.models import EVERYTHING, MLP, expected, inputs, same_bits
-from tests.life.repository import Live
 from tests.server import Client, Failed, eventually
+
+if TYPE_CHECKING:
+    from tests.life.repository import Live
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -34,7 +37,7 @@ def test_weights_only_version_found_by_polling_runs_on_the_plan_of_the_lower_ver
     polled: Live, watcher: Client
 ) -> None:
     home = polled.poll(watcher)
-    home.publish(1, version=None, label="v2")
+    home.publish(1, version=2, label="v2")
     eventually(lambda: home.answers_as(watcher, 1), "version 2 answers")
     assert home.expect(watcher, 1, generation=1, version=2).label == "v2"
     assert watcher.get(f"/v2/models/{home.name}")["versions"] == ["2"]
@@ -93,7 +96,7 @@ def test_replaced_model_file_with_the_same_graph_is_a_refit_and_no_reload(explic
     assert home.executions(client) == 2
 
 
-def test_weights_file_that_is_removed_gives_way_to_the_weights_in_the_model_file(explicit: Live, client: Client) -> None:
+def test_removed_weights_file_gives_way_to_the_weights_in_the_model_file(explicit: Live, client: Client) -> None:
     home = explicit.load(client, weights=1)
     home.expect(client, 1, generation=1)
     home.file("model.safetensors").unlink()

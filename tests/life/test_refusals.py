@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
+from tests.engines.models import export
 from tests.life.models import EVERYTHING, MLP
 from tests.life.repository import Home, Live, copy_over
 from tests.server import Client, Failed, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -79,10 +83,16 @@ BAD_WEIGHTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
         save(lambda state: state.update({"second.bias": torch.zeros(4, dtype=torch.float64)})),
         ["second.bias", "expected dtype F32, got F64"],
     ),
-    "wrong name": (save(_rename), ["first.weight': missing", "first.weigth': unexpected", "did you mean 'first.weight'"]),
+    "wrong name": (save(_rename), ["weight': missing", "weigth': unexpected", "did you mean 'first.weight'"]),
     "several faults": (
         save(_change_several),
-        ["4 faults", "first.bias': missing", "extra': unexpected", r"second.weight': expected shape", "second.bias': exp"],
+        [
+            "4 faults",
+            "first.bias': missing",
+            "extra': unexpected",
+            "d.weight': expected shape",
+            "d.bias': expected dtype",
+        ],
     ),
     "no tensors": (save(dict.clear), ["missing all 4"]),
     "duplicate key": (edit(_repeat_key), ["duplicate"]),
@@ -120,8 +130,6 @@ def test_model_file_with_unusable_weights_is_refused_like_a_weights_file(explici
     model = MLP.model(1)
     with torch.no_grad():
         model.get_parameter("first.bias")[3] = torch.nan
-    from tests.engines.models import export
-
     home.place(export(model, home.path.with_suffix(".aside"), *MLP.arguments), home.file("model.pt2"))
     text = _expect_refusal(home, client)
     assert "first.bias" in text
@@ -203,7 +211,7 @@ def test_file_that_is_copied_slowly_is_not_served_before_it_is_whole(polled: Liv
 
 
 def _expect_refusal(home: Home, client: Client) -> str:
-    """Loads; the error, the index and ``GET .../weights`` tell the same reason, which is returned; nothing else changes."""
+    """Loads; error, index and ``GET .../weights`` tell the same reason, which is returned; nothing else changes."""
     before = home.answer(client)
     with pytest.raises(Failed) as refused:
         client.load(home.name)

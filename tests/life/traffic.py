@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from tests.life.models import Inputs
 from tests.server import PATIENCE_S, Answer, Client, ServerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.life.models import Inputs
 
 
 class Traffic:
@@ -17,7 +20,13 @@ class Traffic:
     """
 
     def __init__(
-        self, server: ServerProcess, model: str, requests: Sequence[Inputs], *, threads: int = 3, version: int | None = None
+        self,
+        server: ServerProcess,
+        model: str,
+        requests: Sequence[Inputs],
+        *,
+        threads: int = 3,
+        version: int | None = None,
     ) -> None:
         self.answers: list[tuple[int, Answer]] = []
         self.failures: list[Exception] = []

@@ -56,3 +56,9 @@ def test_incomplete_versions_stay_as_they_are() -> None:
     served = {1: source(1), 2: source(2)}
     wanted = {2: source(2, weights="half"), 3: source(3)}
     assert decide(served, wanted, config_changed=False, incomplete=frozenset({1, 2, 3})) == ()
+
+
+def test_version_whose_plan_is_being_written_in_a_lower_version_stays_as_it_is() -> None:
+    borrowed = replace(source(2, plan="half"), plan_version=1)
+    assert decide({2: source(2)}, {2: borrowed}, config_changed=False, incomplete=frozenset({1})) == ()
+    assert decide({2: source(2)}, {2: borrowed}, config_changed=False) == (Load(borrowed),)

@@ -10,7 +10,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rebind.errors import InvalidArgument, WeightsRefused
-from rebind.weights.formats import PinnedFile, RecordSource, TensorInfo, WeightsSource, open_weights
+from rebind.weights.formats import PinnedFile, RecordSource, WeightsSource, open_weights
+from rebind.weights.slots import TensorInfo
 from tests.weights.files import Arrays, arrays_of, entry, floats, raw_safetensors, save
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ MODELS = {
     "pair": ECHOES["two"],
     "echo": ECHOES["batched"],
     "any": ECHOES["free"],
+    "renamed": Served("one", 'input { name: "rows" data_type: TYPE_FP32 dims: [ -1, -1 ] }'),
     "reshape": ECHOES["reshaped"],
     "auto": Served("lookup"),
     "batch_of_8": Served("lookup", "max_batch_size: 8"),

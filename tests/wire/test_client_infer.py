@@ -203,6 +203,16 @@ MISTAKES: dict[str, tuple[str, dict[str, Array], dict[str, Any], str, str]] = {
         "400",
         "[request id: <id_unknown>] unexpected shape for input 'x' for model 'any'. Expected [-1,-1], got [1,4,1]. ",
     ),
+    "size that the model was not exported for": (
+        "renamed",
+        {"rows": np.ones((65, 4), np.float32)},
+        {},
+        "400",
+        (
+            "[request id: <id_unknown>] input 'rows' for model 'renamed': "
+            "dimension 0 has the size 65, but the model was exported for 0 to 64"
+        ),
+    ),
     "batch too large": (
         "echo",
         {"x": np.ones((5, 4), np.float32)},

@@ -6,6 +6,7 @@ Every failure is one readable line on stderr and an exit code; ``--debug`` shows
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code: 0, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C."""
+    # A character that the terminal cannot show is escaped, and does not end the command.
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Accepted in every place, since one adds it to the end of a command that has just failed.
     debug = "--debug" in given
@@ -49,6 +53,6 @@ def _explain(error: Exception) -> tuple[str, int]:
         return str(error), 1
     if isinstance(error, Abort):
         return "given up", 1
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}", 1
+    if isinstance(error, OSError):
+        return f"{error.filename or 'input or output'}: {error.strerror or error}", 1
     return f"{type(error).__name__}: {error} (this is a fault of rebind's own; --debug shows where)", 1

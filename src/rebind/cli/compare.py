@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from rebind.weights.formats import TensorInfo, WeightsSource
+    from rebind.weights.formats import WeightsSource
+    from rebind.weights.slots import TensorInfo
 
 CHUNK_BYTES = 8 << 20
 """Of each of the two files, held in memory at a time; a multiple of every element's size."""

@@ -15,17 +15,22 @@ if TYPE_CHECKING:
     from rebind.engines.contract import Engine, Graph
     from rebind.errors import Fault
     from rebind.repository.versions import VersionSource
+    from rebind.serving.validate import ModelIO
     from rebind.tensor import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """One version of a model. ``faults`` are what keeps its weights from fitting its plan; ``label`` "" is none."""
+    """One version of a model.
+
+    ``io`` is what a server serves, ``faults`` are what keeps the weights from fitting the plan; ``label`` "" is none.
+    """
 
     model: str
     source: VersionSource
     engine: Engine
     graph: Graph
+    io: ModelIO
     plan_cached: bool
     label: str
     faults: tuple[Fault, ...]
@@ -67,8 +72,10 @@ def examine(model_dir: Path, version: int | None, plan_cache_dir: Path | None) -
     from rebind.engines.registry import engine_for_config, engine_for_file
     from rebind.errors import NotFound
     from rebind.plans.cache import PlanCache
-    from rebind.repository.manifest import read_manifest
+    from rebind.repository.manifest import published_label
     from rebind.repository.versions import resolve
+    from rebind.serving.loader import complete_config
+    from rebind.serving.signature import Signature
 
     directory, config, layout = open_model_dir(model_dir)
     if not directory.versions:
@@ -77,14 +84,14 @@ def examine(model_dir: Path, version: int | None, plan_cache_dir: Path | None) -
     engine = engine_for_config(config.platform, config.backend) or engine_for_file(source.plan_file.name)
     cache = PlanCache(plan_cache_dir or default_plan_cache_dir())
     graph = engine.open(source.plan_file, EngineOptions(cache))
-    manifest = None if source.weights_file is None else read_manifest(source.weights_file)
     return Inspection(
         model=directory.name,
         source=source,
         engine=engine,
         graph=graph,
+        io=Signature(complete_config(directory.name, config, source, graph, engine), graph).io,
         plan_cached=cache.plans.get(graph.key) is not None,
-        label=(manifest and manifest.label) or "",
+        label=published_label(source.weights_file),
         faults=_faults(graph, source),
     )
 
@@ -120,8 +127,9 @@ def to_json(found: Inspection) -> dict[str, Any]:
         "label": found.label,
         "plan_key": graph.key,
         "plan_cached": found.plan_cached,
-        "inputs": [_spec_json(spec) for spec in graph.inputs],
-        "outputs": [_spec_json(spec) for spec in graph.outputs],
+        "max_batch_size": found.io.max_batch_size,
+        "inputs": [spec.to_json() for spec in found.io.inputs.values()],
+        "outputs": [spec.to_json() for spec in found.io.outputs.values()],
         "batch": graph.batch and asdict(graph.batch),
         "bytes": graph.slots.nbytes,
         "slots": [
@@ -132,10 +140,6 @@ def to_json(found: Inspection) -> dict[str, Any]:
     }
 
 
-def _spec_json(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "datatype": spec.datatype.value, "shape": list(spec.shape)}
-
-
 def _show(found: Inspection, console: Console) -> None:
     for renderable in _report(found):
         console.print(renderable)
@@ -143,6 +147,8 @@ def _show(found: Inspection, console: Console) -> None:
 
 def _report(found: Inspection) -> list[RenderableType]:
     """The parts of the report, top to bottom."""
+    from rebind.console.text import count_of
+
     weights = found.source.weights_file or "those inside the model file"
     label = f" (label {found.label})" if found.label else ""
     cached = "in the cache" if found.plan_cached else "not in the cache: it is built when the model is served"
@@ -151,14 +157,25 @@ def _report(found: Inspection) -> list[RenderableType]:
         f"model file  {found.source.plan_file}",
         f"weights     {weights}{label}",
         f"plan        {found.graph.key}, {cached}",
-        *(f"input       {_spec_text(spec)}" for spec in found.graph.inputs),
-        *(f"output      {_spec_text(spec)}" for spec in found.graph.outputs),
+        f"batches     {_batches(found)}",
+        *(f"input       {_spec_text(spec)}" for spec in found.io.inputs.values()),
+        *(f"output      {_spec_text(spec)}" for spec in found.io.outputs.values()),
     ]
     if found.faults:
-        verdict = [f"The weights do not fit, {len(found.faults)} faults:", *(f"  {fault}" for fault in found.faults)]
+        verdict = [
+            f"The weights do not fit, {count_of(len(found.faults), 'fault')}:",
+            *(f"  {fault}" for fault in found.faults),
+        ]
     else:
         verdict = ["The weights fit."]
     return [*lines, _slot_table(found.graph), *verdict]
+
+
+def _batches(found: Inspection) -> str:
+    if not found.io.max_batch_size:
+        return "none: a request has the whole shapes"
+    takes = f"; the model takes {found.graph.batch}" if found.graph.batch else ""
+    return f"up to {found.io.max_batch_size} (max_batch_size){takes}"
 
 
 def _spec_text(spec: TensorSpec) -> str:

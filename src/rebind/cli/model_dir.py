@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rebind.config.model import FileRules
-from rebind.errors import NotFound
-from rebind.repository.scan import scan_model
+from rebind.repository.scan import list_model
 from rebind.serving.wanted import layout_of, read_config
 
 if TYPE_CHECKING:
@@ -20,13 +19,9 @@ if TYPE_CHECKING:
 def open_model_dir(path: Path) -> tuple[ModelDirectory, ConfigMessage, Layout]:
     """The directory, its configuration as written (empty without one), and the file names that this asks for.
 
-    Raises :class:`NotFound` when it cannot be listed, :class:`rebind.errors.ConfigInvalid` for a bad ``config.pbtxt``.
+    Raises :class:`rebind.errors.NotFound` when it cannot be listed, and :class:`rebind.errors.ConfigInvalid`.
     """
     # Resolved, so that "." has a name: the model's.
-    path = path.resolve()
-    try:
-        directory = scan_model(path, path.parent)
-    except OSError as error:
-        raise NotFound(f"{path} is no model directory that can be listed: {error.strerror}") from error
+    directory = list_model(path.resolve())
     config = read_config(directory)
     return directory, config, layout_of(FileRules.from_message(config, directory.name))

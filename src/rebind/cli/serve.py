@@ -60,7 +60,7 @@ def serve(
     http_address: Annotated[str, typer.Option(help="The address to listen on.")] = DEFAULTS.http_address,
     http_port: Annotated[int, typer.Option(help="The port to listen on; 0 is any free one.")] = DEFAULTS.http_port,
     http_max_input_size: Annotated[
-        int, typer.Option(metavar="BYTES", help="The largest request body.")
+        int, typer.Option(metavar="BYTES", help="The largest JSON, and the largest tensor in it or without it.")
     ] = DEFAULTS.http_max_input_size,
     compile: Annotated[
         CompileMode,

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
+from rebind.config.validation import SWITCH_VALUES
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 METAVAR = "BOOL"
-_SPELLINGS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 
 
 class Switch(enum.Enum):
@@ -31,7 +32,7 @@ def parse_switch(text: str | Switch) -> Switch:
     if isinstance(text, Switch):
         return text
     try:
-        return Switch(_SPELLINGS[text.lower()])
+        return Switch(SWITCH_VALUES[text.lower()])
     except KeyError:
         raise typer.BadParameter(f"{text!r} is none of true, on, 1, false, off, 0") from None
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rebind.config.naming import TensorOrder, count_mismatch, input_order, output_order
 from rebind.config.schema import ConfigMessage, copy_of, value_name
 from rebind.config.validation import config_faults
 from rebind.errors import ConfigInvalid, Fault
-from rebind.tensor import format_shape
+from rebind.tensor import SizeRange, format_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,27 +25,17 @@ _CPU_COUNTS = {"onnxruntime": 2, "tensorflow": 2}
 _PLATFORM_ALIASES = {"libtorch": "pytorch_libtorch"}
 
 
-class BatchLimits(Protocol):
-    """The sizes that the first dimension of every input and output may take together; ``maximum`` None: any."""
-
-    @property
-    def minimum(self) -> int: ...
-
-    @property
-    def maximum(self) -> int | None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class GraphFacts:
     """What the opened model says of itself.
 
-    ``inputs`` and ``outputs`` are in positional order, batch dimension included. ``batch`` is set only when the first
-    dimension of all inputs and outputs is one and the same varying dimension (case C6).
+    ``inputs`` and ``outputs`` are in positional order, batch dimension included. ``batch`` are the sizes that the first
+    dimension of all inputs and outputs may take together; None unless it is one and the same varying one (case C6).
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    batch: BatchLimits | None
+    batch: SizeRange | None
     platform: str
     backend: str
     model_filename: str
@@ -213,20 +203,14 @@ def _batch_faults(config: ConfigMessage, facts: GraphFacts) -> Iterator[Fault]:
         yield Fault("", f"max_batch_size is {size}, the model takes batches of at least {limits.minimum}", remedy)
 
 
-@dataclass(frozen=True, slots=True)
-class _Limits:
-    minimum: int
-    maximum: int | None
-
-
-def _limits(facts: GraphFacts) -> BatchLimits | None:
+def _limits(facts: GraphFacts) -> SizeRange | None:
     """The model's own limits; else what a configuration may claim: that all first dimensions are the batch."""
     if facts.batch is not None:
         return facts.batch
     first = {spec.shape[:1] for spec in (*facts.inputs, *facts.outputs)}
     if first == {(-1,)}:
-        return _Limits(1, None)
-    return _Limits(1, 1) if first == {(1,)} else None
+        return SizeRange(1, None)
+    return SizeRange(1, 1) if first == {(1,)} else None
 
 
 def _tensor_faults(config: ConfigMessage, facts: GraphFacts) -> Iterator[Fault]:

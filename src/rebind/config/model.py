@@ -112,6 +112,7 @@ class ModelConfig:
     """A complete, valid configuration.
 
     ``message`` is the protobuf message, with all that is not executed here too; it is for reading (config endpoint).
+    What it says about files is in :class:`FileRules`.
     """
 
     name: str
@@ -120,10 +121,8 @@ class ModelConfig:
     max_batch_size: int
     inputs: tuple[ModelTensor, ...]
     outputs: tuple[ModelTensor, ...]
-    version_policy: VersionPolicy
     instance_groups: tuple[InstanceGroup, ...]
     parameters: Mapping[str, str]
-    default_model_filename: str
     message: ConfigMessage
 
     @classmethod
@@ -140,10 +139,8 @@ class ModelConfig:
             max_batch_size=message.max_batch_size,
             inputs=tuple(_tensor(tensor, optional=tensor.optional) for tensor in message.input),
             outputs=tuple(_tensor(tensor, label_filename=tensor.label_filename) for tensor in message.output),
-            version_policy=_version_policy(message),
             instance_groups=tuple(_instance_group(group) for group in message.instance_group),
             parameters=MappingProxyType(_parameters(message)),
-            default_model_filename=message.default_model_filename,
             message=copy_of(message),
         )
 
@@ -151,11 +148,6 @@ class ModelConfig:
     def instance_names(self) -> tuple[str, ...]:
         """``<group>_<number>`` of every instance of every group."""
         return tuple(f"{group.name}_{number}" for group in self.instance_groups for number in range(group.count))
-
-    @property
-    def weights_filename(self) -> str:
-        """The parameter ``WEIGHTS_FILENAME``: a file in the version directory; empty: the usual names."""
-        return self.parameters.get(WEIGHTS_FILENAME, "")
 
     @property
     def allow_non_finite_weights(self) -> bool:

@@ -47,7 +47,7 @@ def default_plan_cache_dir() -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Every flag of ``rebind serve``; the flag of ``model_repository`` is ``--model-repository``, and so on.
+    """The flags of ``rebind serve`` but those of logs; the flag of ``model_repository`` is ``--model-repository``.
 
     Names, meanings and defaults are Triton's (spec 05 section 5) but for those in the last group, which are ours.
     """
@@ -57,7 +57,7 @@ class ServerConfig:
     exit_timeout_secs: float = 30
     """How long requests in flight may take to finish after a SIGTERM."""
     log_verbose: int = 0
-    """Level of verbose logging; 0 is none."""
+    """Level of verbose logging; 0 is none. Here only to be checked with the others; logs have settings of their own."""
 
     model_repository: tuple[Path, ...] = ()
     """Directories of model directories; at least one."""

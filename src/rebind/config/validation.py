@@ -40,7 +40,7 @@ _PYTORCH_SWITCHES = (
     "ENABLE_JIT_EXECUTOR",
 )
 SWITCH_VALUES = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
-"""Triton's spellings of booleans in parameters, in lower case."""
+"""Triton's spellings of booleans, in parameters and flags; in lower case."""
 
 
 def name_faults(config: ConfigMessage, directory_name: str) -> Iterator[Fault]:

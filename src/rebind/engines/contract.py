@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from rebind.plans.cache import PlanCache
-    from rebind.tensor import TensorSpec
+    from rebind.tensor import SizeRange, TensorSpec
     from rebind.weights.formats import WeightsSource
     from rebind.weights.slots import SlotTable
     from rebind.weights.store import WeightSet
@@ -50,14 +50,6 @@ class Tier(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchRange:
-    """The sizes that the first dimension of every input and output may take together; ``maximum`` None is unbounded."""
-
-    minimum: int
-    maximum: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class EngineOptions:
     """What the server tells every engine. ``cache`` holds plans across processes and restarts."""
 
@@ -78,7 +70,8 @@ class BoundPlan(Protocol):
         """Outputs for ``inputs``; both in the order of the graph's ``inputs`` and ``outputs``.
 
         Safe from any number of threads at once; the GIL is released while the model runs, where the engine can.
-        The caller has checked datatypes and shapes against the graph's specs. Raises :class:`rebind.errors.Internal`
+        The caller has checked datatypes and shapes against the graph's specs. Raises
+        :class:`rebind.errors.InputRefused` for sizes that the graph does not take, and :class:`rebind.errors.Internal`
         with the engine's text when the model fails.
         """
         ...
@@ -125,8 +118,8 @@ class Graph(Protocol):
         ...
 
     @property
-    def batch(self) -> BatchRange | None:
-        """Set when the first dimensions of all inputs and outputs are one varying dimension (case C6)."""
+    def batch(self) -> SizeRange | None:
+        """The batch sizes; None unless the first dimensions of all inputs and outputs are one that varies (case C6)."""
         ...
 
     @property

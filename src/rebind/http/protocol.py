@@ -31,6 +31,9 @@ _JOIN_BYTES = 16 * 1024
 # How long a client may go on sending after a refusal: closing at once would discard the refusal before it is read.
 _LINGER_S = 2.0
 
+# At the stop, how long an idle connection is kept: a request that is on its way would meet a closed socket.
+_FAREWELL_S = 0.25
+
 
 class _State(enum.Enum):
     IDLE = enum.auto()
@@ -102,8 +105,11 @@ class Connection(asyncio.Protocol):
             self._serve()
 
     def finish(self) -> None:
-        """Closes the connection as soon as the request that has begun, if any, is answered."""
+        """Closes the connection after the request that has begun, or one that comes at once, is answered."""
         self._last = True
+        asyncio.get_running_loop().call_later(_FAREWELL_S, self._close_unless_begun)
+
+    def _close_unless_begun(self) -> None:
         if self._state is _State.ENDED or (self._state is _State.IDLE and not self._buffer):
             self._transport.close()
 

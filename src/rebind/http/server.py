@@ -34,12 +34,12 @@ class HttpServer:
         """The ports that are listened on: one for each address of the host."""
         return tuple(socket.getsockname()[1] for socket in self._listener.sockets) if self._listener else ()
 
-    async def start(self, host: str, port: int, *, reuse_port: bool = False) -> None:
+    async def start(self, host: str, port: int) -> None:
         """Listens on ``host``; port 0 is any free one. Raises Unavailable with Triton's text if the port is taken."""
         loop = asyncio.get_running_loop()
         try:
             self._listener = await loop.create_server(
-                lambda: Connection(self._api, self._connections), host, port, backlog=_BACKLOG, reuse_port=reuse_port
+                lambda: Connection(self._api, self._connections), host, port, backlog=_BACKLOG
             )
         except OSError as error:
             if error.errno == errno.EADDRINUSE:

@@ -16,8 +16,9 @@ from rebind.errors import Internal, InvalidArgument
 MAX_DEPTH = 100
 """Triton's limit of nested arrays (spec 01 section 3.2)."""
 
-# Strings are matched so that what stands inside of them is left alone.
-_STRING_OR_CONSTANT = re.compile(rb'("(?:[^"\\]|\\.)*")|([+-]?)(?:(NaN)|Inf(?:inity)?)\b')
+# Strings are matched so that what stands inside of them is left alone: one without an end too, to the end of the text,
+# and without going back, or each of its quotes would begin another search through all that follows.
+_STRING_OR_CONSTANT = re.compile(rb'("(?:[^"\\]++|\\.)*+"?)|([+-]?)(?:(NaN)|Inf(?:inity)?)\b')
 
 
 def parse(raw: bytes | memoryview) -> Any:
@@ -94,6 +95,8 @@ def _parse_constants(raw: bytes) -> Any:
         return json.loads(_STRING_OR_CONSTANT.sub(_spell_constant, raw))
     except json.JSONDecodeError as error:
         raise (too_deep() if "depth" in error.msg else _failed(error)) from error
+    except RecursionError as error:
+        raise too_deep() from error
 
 
 def _spell_constant(found: re.Match[bytes]) -> bytes:

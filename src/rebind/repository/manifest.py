@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 INDEX_SUFFIX = ".safetensors.index.json"
+LABEL_CHARACTERS = 256
 _JSON_BYTES = 64 << 20
 """No index or manifest is larger: 64 MiB name half a million tensors."""
 
@@ -42,6 +43,11 @@ class Manifest(Content):
     shards: Mapping[str, Content] = field(default_factory=dict)
 
 
+def is_label(text: str) -> bool:
+    """Whether ``text`` can be a label: 1 to 256 printable characters, as it goes into logs and JSON."""
+    return text.isprintable() and 0 < len(text) <= LABEL_CHARACTERS
+
+
 def manifest_path(weights_file: Path) -> Path:
     """Where the manifest of a weights file lies; its name begins with a dot, so it is no part of the model."""
     return weights_file.with_name(f".{weights_file.name}.manifest.json")
@@ -56,6 +62,12 @@ def read_manifest(weights_file: Path) -> Manifest | None:
         return next((entry for entry in manifests if entry.fits(stat) and _shards_fit(entry, weights_file)), None)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
+
+
+def published_label(weights_file: Path | None) -> str:
+    """The label that the file which lies there now was published under; empty for one without, and for no file."""
+    manifest = None if weights_file is None else read_manifest(weights_file)
+    return (manifest.label if manifest else None) or ""
 
 
 def encode_manifests(manifests: Sequence[Manifest]) -> bytes:
@@ -86,7 +98,7 @@ def _read_json(path: Path) -> object:
 
 def _from_json(entry: dict[str, Any]) -> Manifest:
     label = entry["label"]
-    if not isinstance(label, str | None):
-        raise TypeError(f"a label is a text, not {type(label).__name__}")
+    if not (label is None or is_label(label)):
+        raise ValueError(f"{label!r} is no label")
     shards = {name: Content(**content) for name, content in entry["shards"].items()}
     return Manifest(**{**entry, "shards": shards})

@@ -41,14 +41,16 @@ from rebind.errors import (
 )
 from rebind.repository.manifest import (
     INDEX_SUFFIX,
+    LABEL_CHARACTERS,
     Content,
     Manifest,
     encode_manifests,
+    is_label,
     manifest_path,
     read_manifest,
     shard_names,
 )
-from rebind.repository.scan import LARGEST_VERSION, printable, scan_model
+from rebind.repository.scan import LARGEST_VERSION, list_model, printable
 from rebind.repository.versions import (
     USUAL_LAYOUT,
     WEIGHTS_SUFFIXES,
@@ -67,7 +69,6 @@ _LOCK_FILE = ".publish.lock"
 _ABANDONED_S = 24 * 3600.0
 """What lies aside and was not written to for a day belongs to a publication that was killed."""
 _CHUNK_BYTES = 4 << 20
-_LABEL_CHARACTERS = 256
 _FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -93,7 +94,7 @@ def publish(
     """
     _check_label(label)
     sources = _sources(weights_file)
-    model = _model(model_dir)
+    model = list_model(model_dir)
     number = _next_version(model) if version is None else version
     name = _target_name(weights_file, model, number, layout)
     home = model.versions[number].path if number in model.versions else None
@@ -103,13 +104,13 @@ def publish(
         with _locked(model_dir):
             if home is not None:
                 return _replace(home / name, aside, manifest)
-            number = _next_version(_model(model_dir)) if version is None else version
+            number = _next_version(list_model(model_dir)) if version is None else version
             return _add_version(model_dir / str(number), aside, name, manifest)
 
 
 def _check_label(label: str | None) -> None:
-    if label is not None and not (label.isprintable() and 0 < len(label) <= _LABEL_CHARACTERS):
-        raise InvalidArgument(f"a label is 1 to {_LABEL_CHARACTERS} printable characters, not '{printable(label)}'")
+    if label is not None and not is_label(label):
+        raise InvalidArgument(f"a label is 1 to {LABEL_CHARACTERS} printable characters, not '{printable(label)}'")
 
 
 def _sources(weights_file: Path) -> list[Path]:
@@ -125,13 +126,6 @@ def _sources(weights_file: Path) -> list[Path]:
     if missing:
         raise NotFound(f"there is no file {', '.join(missing)} to publish")
     return [weights_file, *shards]
-
-
-def _model(model_dir: Path) -> ModelDirectory:
-    try:
-        return scan_model(model_dir, model_dir.parent)
-    except OSError as error:
-        raise NotFound(f"{model_dir} is no model directory that can be listed: {error.strerror}") from error
 
 
 def _next_version(model: ModelDirectory) -> int:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rebind.errors import Fault, InvalidArgument, RepositoryInvalid
+from rebind.errors import Fault, InvalidArgument, NotFound, RepositoryInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -124,6 +124,14 @@ def scan_model(path: Path, root: Path) -> ModelDirectory:
         versions=versions,
         warnings=tuple(warnings),
     )
+
+
+def list_model(path: Path) -> ModelDirectory:
+    """The model's directory that somebody names; :class:`NotFound` when it cannot be listed."""
+    try:
+        return scan_model(path, path.parent)
+    except OSError as error:
+        raise NotFound(f"{path} is no model directory that can be listed: {error.strerror}") from error
 
 
 def _model_paths(root: Path) -> list[Path]:

@@ -48,7 +48,8 @@ class BackgroundCompiler:
     async def _move(self, version: ModelVersion, plan: Plan) -> bool:
         """False when a refit was committed meanwhile, so that these weights are not the ones to move with."""
         generation = version.generation
-        bound = await asyncio.get_running_loop().run_in_executor(self._executor, plan.bind, generation.bound.weights)
+        # Not on the builder's thread, where it would wait until the plans of all other versions are built.
+        bound = await asyncio.to_thread(plan.bind, generation.bound.weights)
         return version.promote(bound, generation)
 
 

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from rebind.config.server import ModelControlMode
-from rebind.errors import Code, Fault, Internal, RebindError, RepositoryInvalid, Unavailable, Unsupported
+from rebind.errors import Fault, Internal, RebindError, RepositoryInvalid, StorageFailed, Unavailable, Unsupported
 from rebind.repository.scan import check_model_name, scan
 from rebind.repository.snapshot import take_snapshot
 from rebind.repository.watch import Waiting, WatchState, decide
@@ -17,7 +17,7 @@ from rebind.serving.models import Model, VersionRecord
 from rebind.serving.updater import LoadFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from rebind.config.server import ServerConfig
     from rebind.repository.scan import ModelDirectory
@@ -55,10 +55,13 @@ class RepositoryControl:
         if self._config.model_control_mode is ModelControlMode.POLL:
             self._polling = asyncio.create_task(self._poll_forever(WatchState(acted=snapshot)))
 
-    async def stop(self) -> None:
-        """Ends polling; changes under way are finished."""
+    def stop_polling(self) -> None:
+        """No changes are begun from now on but those that a client asks for."""
         if self._polling is not None:
             self._polling.cancel()
+
+    async def updates_done(self) -> None:
+        """Returns when the changes that polling has begun are done."""
         await asyncio.gather(*self._updates, return_exceptions=True)
 
     async def load(self, name: str, parameters: Mapping[str, str]) -> None:
@@ -111,12 +114,13 @@ class RepositoryControl:
         return False
 
     async def _update(self, directory: ModelDirectory, cause: str, incomplete: frozenset[int]) -> bool:
-        """False when it failed; a failure that is not the files' fault is tried again at the next poll."""
+        """False when it failed; for want of room on a disk or in memory, it is tried again at the next poll."""
         try:
             await self._updater.update(directory, cause, incomplete)
         except RebindError as error:
             _log.error("Poll failed for model directory '%s': %s", directory.name, error)
-            if error.code is not Code.INVALID_ARG:
+            causes = error.causes.values() if isinstance(error, LoadFailed) else [error]
+            if any(isinstance(each, StorageFailed) for each in causes):
                 self._to_retry.add(directory.name)
             return False
         return True
@@ -128,6 +132,8 @@ class RepositoryControl:
                 state = await self._poll(state)
             except RepositoryInvalid as error:
                 _log.error("%s", error)
+            except Exception:  # noqa: BLE001 - a defect must not be the end of polling
+                _log.exception("the repositories could not be polled")
 
     async def _poll(self, state: WatchState) -> WatchState:
         layouts = {name: layout for name in state.acted.models if (layout := self._updater.layout_of(name))}
@@ -142,6 +148,7 @@ class RepositoryControl:
                 changed.add(change.model)
         for name in changed:
             self._change(name, decision.state.acted)
+        self._forget_unusable({*decision.state.acted.models, *snapshot.models, *snapshot.invalid})
         return decision.state
 
     def _change(self, name: str, acted: Snapshot) -> None:
@@ -154,6 +161,12 @@ class RepositoryControl:
         task = asyncio.create_task(work)
         self._updates.add(task)
         task.add_done_callback(self._updates.discard)
+
+    def _forget_unusable(self, there: Collection[str]) -> None:
+        """Drops models that never had a version, and whose directory is gone now."""
+        for model in self._models:
+            if not model.versions and model.name not in there:
+                self._models.forget(model.name)
 
     async def _remove(self, name: str) -> bool:
         await self._updater.unload(name)

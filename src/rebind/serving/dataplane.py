@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rebind.serving.models import Model, Models
     from rebind.serving.validate import ModelIO
     from rebind.serving.version import ModelVersion
-    from rebind.tensor import TensorSpec
 
 EXTENSIONS = (
     "model_repository",
@@ -102,13 +101,13 @@ class DataPlane:
     def model_metadata(self, name: str, version: int | None) -> dict[str, Any]:
         """The body of ``GET /v2/models/M``."""
         leased = self._models.lease(name, version)
-        ready = self._model(name).ready() if version is None else [leased]
+        ready = self._ready_model(name).ready() if version is None else [leased]
         return {
             "name": name,
             "versions": [str(each.number) for each in ready],
             "platform": leased.config.platform or leased.config.backend,
-            "inputs": [_spec_json(spec) for spec in leased.signature.io.inputs.values()],
-            "outputs": [_spec_json(spec) for spec in leased.signature.io.outputs.values()],
+            "inputs": [spec.to_json() for spec in leased.signature.io.inputs.values()],
+            "outputs": [spec.to_json() for spec in leased.signature.io.outputs.values()],
         }
 
     def model_config(self, name: str, version: int | None) -> dict[str, Any]:
@@ -117,7 +116,7 @@ class DataPlane:
 
     def statistics(self, name: str | None, version: int | None) -> dict[str, Any]:
         """The statistics of all READY versions, of one model's, or of one version."""
-        models = list(self._models) if name is None else [self._model_with_statistics(name)]
+        models = list(self._models) if name is None else [self._ready_model(name)]
         found = [each for model in models for each in model.ready() if version in (None, each.number)]
         if version is not None and not found:
             raise InvalidArgument(f"requested model version is not available for model '{name}'")
@@ -147,21 +146,11 @@ class DataPlane:
         if self._stopping:
             raise Unavailable("Server exiting")
 
-    def _model(self, name: str) -> Model:
+    def _ready_model(self, name: str) -> Model:
         model = self._models.get(name)
-        if model is None:
+        if model is None or not model.ready():
             raise InvalidArgument(f"requested model '{name}' is not available")
         return model
-
-    def _model_with_statistics(self, name: str) -> Model:
-        model = self._model(name)
-        if not model.ready():
-            raise InvalidArgument(f"requested model '{name}' is not available")
-        return model
-
-
-def _spec_json(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "datatype": spec.datatype.value, "shape": list(spec.shape)}
 
 
 def _weights_json(version: ModelVersion) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from rebind.errors import InputRefused
 from rebind.inference import InferResponse
 from rebind.scheduling.contract import Execution
 
@@ -27,7 +28,10 @@ class ModelInstance:
         generation = version.generation
         inputs = version.signature.arrange(request.inputs)
         inputs_ready_ns = time.monotonic_ns()
-        results = generation.bound.execute(inputs)
+        try:
+            results = generation.bound.execute(inputs)
+        except InputRefused as refusal:
+            raise version.signature.reworded(request, refusal) from refusal
         computed_ns = time.monotonic_ns()
         response = InferResponse(
             model_name=version.name,

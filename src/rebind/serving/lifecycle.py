@@ -26,9 +26,8 @@ class VersionState(enum.Enum):
 
 
 class WeightsState(enum.Enum):
-    """What happens to the weights of a loaded version. Requests are answered in every state but PENDING."""
+    """What happens to the weights of a loaded version. Requests are answered in every state."""
 
-    PENDING = "PENDING"
     SERVING = "SERVING"
     STAGING = "STAGING"
     COMMITTING = "COMMITTING"
@@ -46,7 +45,6 @@ VERSION_TRANSITIONS: Mapping[tuple[VersionState, str], VersionState] = {
 """Event by event, the life of a model version."""
 
 WEIGHTS_TRANSITIONS: Mapping[tuple[WeightsState, str], WeightsState] = {
-    (WeightsState.PENDING, "stage"): WeightsState.STAGING,
     (WeightsState.SERVING, "stage"): WeightsState.STAGING,
     (WeightsState.STAGING, "refused"): WeightsState.SERVING,
     (WeightsState.STAGING, "unchanged"): WeightsState.SERVING,

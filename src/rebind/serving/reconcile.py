@@ -48,11 +48,12 @@ def decide(
 ) -> tuple[Action, ...]:
     """The actions, loads first and retirements last, so that there is no moment without a version that answers.
 
-    Versions in ``incomplete`` are still being written: they are neither loaded nor refitted, and stay as they are.
+    Versions in ``incomplete`` are still being written: they, and those with a plan of theirs, are neither loaded nor
+    refitted, and stay as they are.
     """
     actions: list[Action] = []
     for number, source in sorted(wanted.items()):
-        if number not in incomplete:
+        if incomplete.isdisjoint((number, source.plan_version)):
             actions.extend(_for_version(served.get(number), source, config_changed=config_changed))
     actions.extend(Retire(number) for number in sorted(served.keys() - wanted.keys() - incomplete))
     return tuple(sorted(actions, key=lambda action: (Load, Refit, Retire).index(type(action))))

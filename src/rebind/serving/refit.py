@@ -12,7 +12,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from rebind.errors import Internal, RebindError
+from rebind.errors import as_rebind_error
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -58,7 +58,7 @@ class Refitter:
             )
         except Exception as error:
             version.step("refused")
-            refusal = error if isinstance(error, RebindError) else Internal(f"{type(error).__name__}: {error}")
+            refusal = as_rebind_error(error)
             version.refusal = refusal.status_text
             _log.error(
                 "refit of '%s' version %d refused, generation %d keeps serving: %s",

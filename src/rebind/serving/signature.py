@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rebind.config.naming import input_order, output_order
+from rebind.errors import InvalidArgument
 from rebind.serving.validate import ModelIO
 from rebind.tensor import Tensor, TensorSpec
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from rebind.config.model import ModelConfig, ModelTensor
     from rebind.engines.contract import Graph
+    from rebind.errors import InputRefused
     from rebind.inference import InferRequest
 
 
@@ -45,6 +47,14 @@ class Signature:
         """The arrays of a validated request, in the order and with the shapes of the graph's inputs."""
         arrays = {tensor.name: tensor.array for tensor in inputs}
         return [self._reshaped(arrays[tensor.name], tensor.reshape) for tensor in self._arguments]
+
+    def reworded(self, request: InferRequest, refusal: InputRefused) -> InvalidArgument:
+        """A graph's refusal of one of the arranged inputs, by the name on the wire."""
+        tensor = self._arguments[refusal.position]
+        note = "" if tensor.reshape is None else " after reshape"
+        return InvalidArgument(
+            f"{request.log_prefix}input '{tensor.name}' for model '{request.model_name}'{note}: {refusal.problem}"
+        )
 
     def name_outputs(self, arrays: Sequence[npt.NDArray[Any]], wanted: Sequence[str] | None) -> tuple[Tensor, ...]:
         """The graph's results as configured outputs, all or those ``wanted``, in the order of the configuration."""

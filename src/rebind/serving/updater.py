@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from rebind.engines.contract import Tier
-from rebind.errors import Internal, InvalidArgument, RebindError
+from rebind.errors import InvalidArgument, RebindError, as_rebind_error
 from rebind.serving import reconcile
 from rebind.serving.lifecycle import VersionState
 from rebind.serving.models import UNLOADED, VersionRecord
@@ -21,9 +21,8 @@ from rebind.serving.version import ModelVersion
 from rebind.serving.wanted import find_wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Executor
-    from typing import Any
 
     from rebind.config.schema import ConfigMessage
     from rebind.engines.contract import Graph
@@ -42,11 +41,18 @@ Result = TypeVar("Result")
 
 
 class LoadFailed(InvalidArgument):
-    """Versions could not be loaded or refitted; what served before still does. Triton's text (spec 03 section 5)."""
+    """Versions could not be loaded or refitted, by ``causes``; what served before still does.
 
-    def __init__(self, model: str, failures: Mapping[int, str]) -> None:
-        parts = "".join(f"version {number} is at {text};\n" for number, text in sorted(failures.items()))
-        super().__init__(f"load failed for model '{model}': {parts}")
+    ``states`` say of each version where it is now. The text is Triton's (spec 03 section 5).
+    """
+
+    def __init__(self, model: str, causes: Mapping[int, RebindError], states: Mapping[int, str]) -> None:
+        self.causes = causes
+        parts = (
+            f"version {number} is at {states[number]}: {cause.status_text};\n"
+            for number, cause in sorted(causes.items())
+        )
+        super().__init__(f"load failed for model '{model}': {''.join(parts)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,8 @@ class Updater:
         self._served_as: dict[str, Wanted] = {}
         """What each loaded model was asked for when it was last changed."""
         self._drains: dict[tuple[str, int], asyncio.Task[None]] = {}
-        self._promotions: set[asyncio.Task[None]] = set()
+        self._in_background: set[asyncio.Task[None]] = set()
+        """Builds of plans, and the ends of versions that were replaced; not waited for at the stop."""
 
     def layout_of(self, name: str) -> Layout | None:
         """The file names that a loaded model's configuration sets."""
@@ -115,7 +122,7 @@ class Updater:
 
     async def stop(self) -> None:
         """Unloads everything and waits until all that was queued is answered."""
-        for task in self._promotions:
+        for task in self._in_background:
             task.cancel()
         for model in self._models:
             await self.unload(model.name)
@@ -161,7 +168,7 @@ class Updater:
             return_exceptions=True,
         )
         failures = {
-            load.source.number: _as_rebind_error(outcome)
+            load.source.number: as_rebind_error(outcome)
             for load, outcome in zip(loads, outcomes, strict=True)
             if isinstance(outcome, BaseException)
         }
@@ -182,17 +189,18 @@ class Updater:
         return await self._call(lambda: self._loader.load(name, config, load.source, graph))
 
     def _install(self, model: Model, loaded: Loaded) -> None:
-        version = ModelVersion(model.name, loaded, self._make_scheduler)
+        record = model.versions[loaded.source.number]
+        replaced = record.served
+        version = ModelVersion(model.name, loaded, self._make_scheduler, replaced)
         for warning in version.signature.warnings:
             _log.warning("%s", warning)
-        record = model.versions[version.number]
-        replaced = record.served
         record.step("loaded" if record.state is VersionState.LOADING else "replaced", served=version)
         _log.info("successfully loaded '%s' version %d", model.name, version.number)
         if replaced is not None:
-            self._keep(self._promotions, replaced.drain())
+            self._hold(asyncio.create_task(replaced.drain()))
         if self._compiler is not None and version.generation.bound.plan.tier is Tier.EAGER:
-            self._keep(self._promotions, self._compiler.promote(version))
+            version.promotion = asyncio.create_task(self._compiler.promote(version))
+            self._hold(version.promotion)
 
     def _give_up(self, model: Model, loads: Sequence[reconcile.Load], failures: Mapping[int, RebindError]) -> None:
         """Leaves the model as it was, and tells why."""
@@ -205,24 +213,24 @@ class Updater:
                 )
         for number, error in sorted(failures.items()):
             _log.error("failed to load '%s' version %d: %s", model.name, number, error.status_text)
-        raise LoadFailed(
-            model.name, {number: f"UNAVAILABLE state: {error.status_text}" for number, error in failures.items()}
-        )
+        raise LoadFailed(model.name, failures, dict.fromkeys(failures, "UNAVAILABLE state"))
 
     async def _refit(self, name: str, refits: Sequence[tuple[ModelVersion, Graph, VersionSource]], cause: str) -> None:
         outcomes = await asyncio.gather(
             *(self._refitter.refit(version, graph, source, cause) for version, graph, source in refits),
             return_exceptions=True,
         )
-        failures: dict[int, str] = {}
-        for (version, _, _), outcome in zip(refits, outcomes, strict=True):
-            if isinstance(outcome, BaseException):
-                failures[version.number] = (
-                    f"READY state with its weights of generation {version.generation.number}: "
-                    f"{_as_rebind_error(outcome).status_text}"
-                )
+        failures = {
+            version.number: as_rebind_error(outcome)
+            for (version, _, _), outcome in zip(refits, outcomes, strict=True)
+            if isinstance(outcome, BaseException)
+        }
         if failures:
-            raise LoadFailed(name, failures)
+            serving = {
+                version.number: f"READY state with its weights of generation {version.generation.number}"
+                for version, _, _ in refits
+            }
+            raise LoadFailed(name, failures, serving)
 
     def _retire(self, name: str, number: int, record: VersionRecord) -> None:
         version = record.served
@@ -249,13 +257,7 @@ class Updater:
     async def _call(self, function: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function)
 
-    @staticmethod
-    def _keep(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
-        """The loop itself holds tasks weakly."""
-        task = asyncio.create_task(work)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-
-def _as_rebind_error(error: BaseException) -> RebindError:
-    return error if isinstance(error, RebindError) else Internal(f"{type(error).__name__}: {error}")
+    def _hold(self, task: asyncio.Task[None]) -> None:
+        """Keeps a task until it is done: the loop itself holds tasks weakly."""
+        self._in_background.add(task)
+        task.add_done_callback(self._in_background.discard)

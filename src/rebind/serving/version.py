@@ -71,9 +71,16 @@ class ModelVersion:
 
     All methods belong to the event loop; instance threads only read :attr:`generation`, once per request, when it runs.
     A request that runs holds the generation it read, and with it the plan and the weights: that reference is its lease.
+    ``predecessor``: what answers under this number until now, and after which the generations go on.
     """
 
-    def __init__(self, name: str, loaded: Loaded, make_scheduler: SchedulerFactory) -> None:
+    def __init__(
+        self,
+        name: str,
+        loaded: Loaded,
+        make_scheduler: SchedulerFactory,
+        predecessor: ModelVersion | None = None,
+    ) -> None:
         self.name = name
         self.number: int = loaded.source.number
         self.config: ModelConfig = loaded.config
@@ -83,13 +90,16 @@ class ModelVersion:
         self.statistics = Statistics()
         self.refit_lock = asyncio.Lock()
         """Held from staging to commit: one writer at a time."""
+        self.promotion: asyncio.Task[None] | None = None
+        """Brings the compiled plan, if the version was loaded without it."""
         self.compile_error: str | None = None
         """Why the compiled tier is not there, when its build failed."""
         self.refusal: str | None = None
         """Why the newest weights on disk do not serve, until others are committed."""
-        self.generation = Generation(1, loaded.staged.label, loaded.staged.bound)
+        number = 1 if predecessor is None else predecessor.generation.number + 1
+        self.generation: Generation = Generation(number, loaded.staged.label, loaded.staged.bound)
         self._weights_state = WeightsState.SERVING
-        self._history: deque[Commit] = deque(maxlen=HISTORY_LENGTH)
+        self._history = deque(() if predecessor is None else predecessor.history, maxlen=HISTORY_LENGTH)
         self._remember("load", loaded.staged.put, loaded.load_ms)
         self._scheduler = make_scheduler(
             [ModelInstance(name, self) for name in loaded.config.instance_names], self.statistics
@@ -100,7 +110,10 @@ class ModelVersion:
         return self._scheduler.submit(request)
 
     async def drain(self) -> None:
-        """Answers what is queued and ends the instances."""
+        """Answers what is queued and ends the instances; gives the promotion up, which would keep the weights alive."""
+        if self.promotion is not None:
+            self.promotion.cancel()
+            self.promotion = None  # its traceback leads back here
         await self._scheduler.drain()
 
     @property

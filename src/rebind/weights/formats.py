@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from rebind.errors import Fault, InvalidArgument, WeightsRefused
 from rebind.weights.header import is_text_map, load_object, parse_header
-from rebind.weights.slots import TensorInfo, refusal, shown
+from rebind.weights.slots import refusal, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from rebind.weights.header import Records
-
-__all__ = ["PinnedFile", "RecordSource", "ShardedSource", "TensorInfo", "WeightsSource", "open_weights"]
+    from rebind.weights.slots import TensorInfo
 
 _MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _LENGTH_BYTES = 8

@@ -21,7 +21,7 @@ READERS = 2
 """Threads that read one weight set; more do not help, as memory is the limit (``engines.md`` section 1)."""
 
 PIECE_BYTES = 8 << 20
-"""What one thread reads at a time, and the unit of :func:`tensor_digest`; a whole number of elements of any dtype."""
+"""What one thread reads at a time, and the unit of digests; a whole number of elements of any dtype."""
 
 HEAD_BYTES = 64
 """By so much of its beginning a tensor is looked up among those in memory; most that have changed differ there."""
@@ -45,7 +45,11 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What reading a tensor found out: its digest, and how many of its values are NaN or infinite."""
+    """What reading a tensor found out: its digest, and how many of its values are NaN or infinite.
+
+    The digest is the hex blake3 over the blake3 digests of the tensor's pieces of :data:`PIECE_BYTES`: in pieces, so
+    that several threads can digest one tensor.
+    """
 
     digest: str
     non_finite: int
@@ -59,15 +63,6 @@ class InMemory(Protocol):
 
 
 T = TypeVar("T", bound=InMemory)
-
-
-def tensor_digest(data: memoryview) -> str:
-    """Names a tensor's bytes: hex blake3 over the blake3 digests of its pieces of :data:`PIECE_BYTES`.
-
-    In pieces, so that several threads can digest one tensor.
-    """
-    pieces = (blake3(data[start:stop]).digest() for start, stop in _ranges(len(data), PIECE_BYTES))
-    return blake3(b"".join(pieces)).hexdigest()
 
 
 def copy_tensors(jobs: Sequence[tuple[Origin, memoryview]]) -> Generator[Content, None, None]:

@@ -99,13 +99,13 @@ class SegmentPool:
             self._drop_surplus()
             return [(segment, segment.lend(self._give_back)) for segment in segments]
 
-    def trim(self, now: float | None = None) -> int:
+    def trim(self) -> int:
         """Frees what has been idle for ``idle_s``, and what exceeds the bytes lent; returns the bytes freed."""
-        moment = self._clock() if now is None else now
         with self._lock:
             self._collect()
             before = self._spare_nbytes()
-            self._spare = [(since, segment) for since, segment in self._spare if moment - since < self._idle_s]
+            now = self._clock()
+            self._spare = [(since, segment) for since, segment in self._spare if now - since < self._idle_s]
             self._drop_surplus()
             return before - self._spare_nbytes()
 

@@ -65,10 +65,6 @@ class WeightSet:
         """
         return self.tensors[slot_name].view[:]
 
-    def tensor_digest(self, slot_name: str) -> str:
-        """The slot's :func:`rebind.weights.reading.tensor_digest`; ``KeyError`` as for :meth:`buffer`."""
-        return self.tensors[slot_name].digest
-
     def __repr__(self) -> str:
         return f"<WeightSet {self.digest[:12]} {len(self.tensors)} slots {self.nbytes} bytes>"
 
@@ -140,9 +136,9 @@ class WeightStore:
                 traceback.clear_frames(error.__traceback__)
                 raise
 
-    def trim(self, now: float | None = None) -> int:
+    def trim(self) -> int:
         """Gives back memory that has been spare for ``spare_idle_s``, or is more than one spare; returns the bytes."""
-        return self._pool.trim(now)
+        return self._pool.trim()
 
     def usage(self) -> StoreUsage:
         """What the store holds at this moment."""

@@ -15,6 +15,7 @@ Whoever wrote the file is not trusted: every offset and size is checked against 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import re
 import struct
@@ -28,8 +29,9 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from rebind.engines.aot_inductor.dtypes import BY_CODE, UNSUPPORTED, ElementType
-from rebind.errors import Fault, ModelInvalid, WeightsRefused
+from rebind.errors import Fault, ModelInvalid, StorageFailed, WeightsRefused
 from rebind.weights.formats import PinnedFile
+from rebind.weights.segment import available_memory_bytes
 from rebind.weights.slots import shown
 
 if TYPE_CHECKING:
@@ -48,6 +50,10 @@ _ENCRYPTED = 0x1
 DAMAGED = ("is damaged: its CRC does not match", "copy the file again")
 """Problem and remedy of bytes that are not those that were written."""
 _MAX_RANK = 64  # numpy's
+_MOST_DIRECTORY_BYTES = 16 << 20
+"""Of the zip file's directory, which names 150,000 records in that."""
+_MOST_JSON_BYTES = 256 << 20
+"""Of one JSON record, whose objects take ten times as much memory."""
 _RE_EXPORT = "save the model with torch.export.save(torch.export.export(model, inputs), 'model.pt2')"
 
 _FOREIGN = (
@@ -141,7 +147,6 @@ class Archive:
         try:
             with self._model_errors():
                 self.records = self._read_directory()
-                self.file.check_in_place()
             self.weights = self._payloads(WEIGHTS, "weights")
             self.constants = self._payloads(CONSTANTS, "constants")
         except BaseException:
@@ -180,15 +185,14 @@ class Archive:
                     earlier.append(payload)
         return ties
 
-    def read(self, name: str) -> bytes:
-        """The bytes of the record ``name``, with its CRC checked."""
-        record = self.records.get(name)
-        if record is None:
-            self.refuse(name, "is missing from the archive", _RE_EXPORT)
-        return self.read_record(record)
-
     def read_record(self, record: Record) -> bytes:
-        """The bytes of a record, with its CRC checked."""
+        """The bytes of a record, with its CRC checked.
+
+        Raises :class:`rebind.errors.StorageFailed` when there is not the memory for it.
+        """
+        if record.nbytes > (available := available_memory_bytes()):
+            # A file may be as large as it likes without taking room on the disk.
+            raise StorageFailed(f"{self.path}: {record.name} takes {record.nbytes} bytes, {available} are available")
         with self._model_errors():
             data = self.file.read(record.offset, record.nbytes)
         if zlib.crc32(data) != record.crc:
@@ -197,13 +201,22 @@ class Archive:
 
     def read_json(self, name: str) -> dict[str, Any]:
         """A record that holds a JSON object."""
+        record = self._find(name)
+        if record.nbytes > _MOST_JSON_BYTES:
+            self.refuse(name, f"has {record.nbytes} bytes, more than {_MOST_JSON_BYTES}", _RE_EXPORT)
         try:
-            document = json.loads(self.read(name))
+            document = json.loads(self.read_record(record))
         except (ValueError, RecursionError) as error:
             self.refuse(name, f"is not JSON: {error}")
         if not isinstance(document, dict):
             self.refuse(name, "is no JSON object")
         return document
+
+    def _find(self, name: str) -> Record:
+        record = self.records.get(name)
+        if record is None:
+            self.refuse(name, "is missing from the archive", _RE_EXPORT)
+        return record
 
     @contextlib.contextmanager
     def _model_errors(self) -> Iterator[None]:
@@ -218,7 +231,7 @@ class Archive:
     def _read_directory(self) -> dict[str, Record]:
         """All records by their names below the archive's directory; refuses a file that is no torch.export archive."""
         try:
-            with zipfile.ZipFile(self.path) as zipped:
+            with zipfile.ZipFile(_ZipView(self.file)) as zipped:
                 infos = zipped.infolist()
         except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, struct.error) as error:
             self.refuse("", f"is no torch.export archive: it cannot be read as a zip file ({error})", _RE_EXPORT)
@@ -295,6 +308,39 @@ class Archive:
                 f"claims sizes {list(shape)} with strides {list(strides)}, but its record has {record.nbytes} bytes",
             )
         return payload
+
+
+class _ZipView(io.RawIOBase):
+    """A pinned file as ``zipfile`` wants it, for reading the directory: never more than that may have at a time.
+
+    ``zipfile`` would read as many bytes as the file claims that its directory has.
+    """
+
+    def __init__(self, file: PinnedFile) -> None:
+        self._file = file
+        self._position = 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.nbytes}[whence]
+        if position < 0:
+            raise OSError("before the beginning of the file")
+        self._position = position
+        return position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        rest = max(0, self._file.nbytes - self._position)
+        size = rest if size < 0 else min(size, rest)
+        if size > _MOST_DIRECTORY_BYTES:
+            raise zipfile.BadZipFile(f"its directory has {size} bytes, more than {_MOST_DIRECTORY_BYTES}")
+        data = self._file.read(self._position, size)
+        self._position += size
+        return data
 
 
 def _ints(values: list[dict[str, Any]]) -> tuple[int, ...]:

@@ -64,7 +64,7 @@ def build(request: dict[str, Any], report: Callable[[str], None]) -> dict[str, A
 def _compile(module: GraphModule, options: dict[str, Any], library: Path) -> None:
     from torch._inductor import aot_compile
 
-    from rebind.engines.aot_inductor.examine_child import row_major_arguments
+    from rebind.engines.aot_inductor.eager import row_major_arguments
 
     built = aot_compile(module, tuple(row_major_arguments(module)), options=options)
     if not isinstance(built, str):

@@ -44,12 +44,6 @@ BY_CODE: dict[int, ElementType] = {
     35: ElementType("U64", "uint64", DataType.UINT64, 8),
 }
 
-BY_SLOT: dict[str, ElementType] = {element.slot: element for element in BY_CODE.values()}
-
-BY_WIRE: dict[DataType, ElementType] = {
-    element.wire: element for element in BY_CODE.values() if element.wire is not None
-}
-
 UNSUPPORTED: dict[int, str] = {
     9: "complex32",
     10: "complex64",

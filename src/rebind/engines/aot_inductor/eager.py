@@ -45,6 +45,19 @@ def arguments_of(module: GraphModule) -> list[Node]:
     return list(module.graph.find_nodes(op="placeholder"))
 
 
+def row_major_arguments(module: GraphModule) -> list[torch.Tensor]:
+    """A tensor without data for each argument of a flat graph, with its symbolic shape, in row-major order.
+
+    Notes them down as the arguments' values in the graph too, since Inductor believes those.
+    """
+    nodes = arguments_of(module)
+    for node in nodes:
+        value = node.meta["val"]
+        with value.fake_mode:
+            node.meta["val"] = torch.empty(value.shape, dtype=value.dtype)
+    return [node.meta["val"] for node in nodes]
+
+
 class EagerFunction:
     """A :class:`rebind.engines.aot_inductor.plan.FlatFunction`. The module has no state, so threads share it."""
 

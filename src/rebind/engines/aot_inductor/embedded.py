@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import TYPE_CHECKING, NoReturn, Self
 
 import numpy as np
 
 from rebind.engines.aot_inductor.archive import DAMAGED
+from rebind.engines.aot_inductor.crc import PiecewiseCrc
 from rebind.errors import Fault, ModelInvalid, WeightsRefused
 from rebind.weights.slots import TensorInfo, shown
 
@@ -34,8 +34,8 @@ class EmbeddedWeights:
         }
         self._gathered: tuple[str, bytes] = ("", b"")
         """The last tensor that had to be brought into row-major order."""
-        self._checks: dict[str, tuple[int, int]] = {}
-        """Per tensor that is being read from its start on: how far, and the CRC up to there."""
+        self._crcs: dict[str, PiecewiseCrc] = {}
+        """Of the tensors that are being read."""
 
     def __enter__(self) -> Self:
         return self
@@ -50,8 +50,8 @@ class EmbeddedWeights:
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
         """Fills ``buffer`` with the bytes of the tensor from ``start`` on.
 
-        Raises :class:`rebind.errors.WeightsRefused` when the file ends early, or when a tensor that was read from its
-        first to its last byte does not have the CRC that the archive claims.
+        Raises :class:`rebind.errors.WeightsRefused` when the file ends early, or when a tensor of which all has been
+        read does not have the CRC that the archive claims.
         """
         payload = self._payloads[name]
         if payload.row_major:
@@ -70,14 +70,13 @@ class EmbeddedWeights:
     def _check(self, payload: Payload, start: int, buffer: memoryview) -> None:
         if payload.nbytes != payload.record.nbytes:  # a slice of a record; the CRC is that of the whole
             return
-        position, crc = self._checks.pop(payload.name, (0, 0)) if start else (0, 0)
-        if position != start:
-            return
-        crc, position = zlib.crc32(buffer, crc), start + len(buffer)
-        if position < payload.nbytes:
-            self._checks[payload.name] = (position, crc)
-        elif crc != payload.record.crc:
-            self._refuse(f"tensor {shown(payload.name)}", *DAMAGED)
+        crc = self._crcs.setdefault(payload.name, PiecewiseCrc(payload.nbytes))
+        crc.add(start, buffer)
+        value = crc.value()
+        if value is not None:
+            self._crcs.pop(payload.name, None)
+            if value != payload.record.crc:
+                self._refuse(f"tensor {shown(payload.name)}", *DAMAGED)
 
     def _gather(self, payload: Payload) -> bytes:
         """All bytes of a strided tensor in row-major order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from rebind.engines.aot_inductor.archive import Payload
     from rebind.engines.aot_inductor.plan import FlatFunction, FlatPlan
     from rebind.engines.aot_inductor.program import Program
-    from rebind.engines.contract import BatchRange, EngineOptions
+    from rebind.engines.contract import EngineOptions
     from rebind.plans.cache import PlanEntry
-    from rebind.tensor import TensorSpec
+    from rebind.tensor import SizeRange, TensorSpec
     from rebind.weights.slots import SlotTable
 
 _log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ class AotInductorGraph:
         return self.program.outputs
 
     @property
-    def batch(self) -> BatchRange | None:
+    def batch(self) -> SizeRange | None:
         return self.program.batch
 
     def embedded_weights(self) -> EmbeddedWeights:
@@ -128,14 +129,11 @@ class AotInductorGraph:
         Raises :class:`rebind.errors.ModelInvalid` for a graph that torch cannot load, that ends the process which loads
         it, or that writes to its weights or inputs.
         """
-        from rebind.engines.aot_inductor.eager import EagerFunction, load_flat
-
-        archive = self._examined().directory / _WEIGHT_FREE
-        key = f"eager-{self.program.digest}"
-        function = _loaded.get(key, lambda: EagerFunction(load_flat(archive, self.program)))
-        return self._plan(key, Tier.EAGER, function)
+        return self._plan(self._eager_key, Tier.EAGER, self._eager_function())
 
     def cached_plan(self) -> FlatPlan | None:
+        if self.program.unclear:
+            return None
         entry = self._options.cache.plans.get(self.key)
         if entry is None:
             return None
@@ -146,6 +144,9 @@ class AotInductorGraph:
             return None
 
     def build_plan(self, report: Callable[[str], None]) -> FlatPlan:
+        if self.program.unclear:
+            conditions = ", ".join(self.program.unclear)
+            raise CompileFailed(f"{self.model_file}: its graph has conditions that are not understood: {conditions}")
         entry = self._options.cache.plans.get_or_build(
             self.key, lambda directory: self._compile(directory, report), report
         )
@@ -213,21 +214,33 @@ class AotInductorGraph:
             "target": target_parts(),
             "options": dict(COMPILE_OPTIONS),
             "slots": self.slots.to_json(),
-            "inputs": [_spec_json(spec) for spec in self.inputs],
-            "outputs": [_spec_json(spec) for spec in self.outputs],
+            "inputs": [spec.to_json() for spec in self.inputs],
+            "outputs": [spec.to_json() for spec in self.outputs],
         }
+
+    @property
+    def _eager_key(self) -> str:
+        return f"eager-{self.program.digest}"
+
+    def _eager_function(self) -> FlatFunction:
+        from rebind.engines.aot_inductor.eager import EagerFunction, load_flat
+
+        archive = self._examined().directory / _WEIGHT_FREE
+        return _loaded.get(self._eager_key, lambda: EagerFunction(load_flat(archive, self.program)))
 
     def _compiled_plan(self, entry: PlanEntry) -> FlatPlan:
         from rebind.engines.aot_inductor.compile_child import LIBRARY
         from rebind.engines.aot_inductor.native import NativeFunction
 
         function = _loaded.get(self.key, lambda: NativeFunction(entry.directory / LIBRARY))
-        return self._plan(self.key, Tier.COMPILED, function)
+        return self._plan(self.key, Tier.COMPILED, function, functools.cache(self._eager_function))
 
-    def _plan(self, key: str, tier: Tier, function: FlatFunction) -> FlatPlan:
+    def _plan(
+        self, key: str, tier: Tier, function: FlatFunction, checked: Callable[[], FlatFunction] | None = None
+    ) -> FlatPlan:
         from rebind.engines.aot_inductor.plan import FlatPlan
 
-        return FlatPlan(key, tier, self.program, function, self._options.intra_op_threads)
+        return FlatPlan(key, tier, self.program, function, self._options.intra_op_threads, checked)
 
     def _refuse(self, fault: Fault, cause: Exception) -> NoReturn:
         raise ModelInvalid(str(self.model_file), [fault]) from cause
@@ -260,7 +273,3 @@ def _compiler() -> str | None:
 def _is_kept(archive: Archive, payload: Payload) -> bool:
     """What the proof of a plan cannot make up: constants, and whole numbers, which may be indices."""
     return payload.name in archive.constants or not payload.element.is_float
-
-
-def _spec_json(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "datatype": spec.datatype.value, "shape": list(spec.shape)}

@@ -18,15 +18,12 @@ from rebind.plans.build import serve_child
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
-    from torch.fx import GraphModule
-
 
 def examine(request: dict[str, Any], report: Callable[[str], None]) -> dict[str, Any]:
     """See the module. Raises whatever torch raises for a graph that it cannot load, or not run on such tensors."""
     from torch._functorch.aot_autograd import aot_export_module
 
-    from rebind.engines.aot_inductor.eager import load_flat
+    from rebind.engines.aot_inductor.eager import load_flat, row_major_arguments
 
     path = Path(request["archive"])
     with Archive(path) as archive:
@@ -37,23 +34,6 @@ def examine(request: dict[str, Any], report: Callable[[str], None]) -> dict[str,
     names = [argument.name for argument in (*program.used, *program.arguments)]
     positions = {placeholder: index for index, placeholder in enumerate(signature.user_inputs)}
     return {"writes": [names[positions[written]] for written in signature.user_inputs_to_mutate.values()]}
-
-
-def row_major_arguments(module: GraphModule) -> list[torch.Tensor]:
-    """A tensor without data for each argument of a flat graph, with its symbolic shape, in row-major order.
-
-    Notes them down as the arguments' values in the graph too, since Inductor believes those.
-    """
-    import torch
-
-    from rebind.engines.aot_inductor.eager import arguments_of
-
-    nodes = arguments_of(module)
-    for node in nodes:
-        value = node.meta["val"]
-        with value.fake_mode:
-            node.meta["val"] = torch.empty(value.shape, dtype=value.dtype)
-    return [node.meta["val"] for node in nodes]
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rebind.engines.aot_inductor.symbols import Symbol
-from rebind.errors import InvalidArgument
+from rebind.errors import InputRefused, InvalidArgument
 from rebind.tensor import format_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -18,47 +18,60 @@ if TYPE_CHECKING:
 
 
 class InputGuard:
-    """Checks arrays against a program's inputs: count, dtypes, shapes, and that equal symbols have equal sizes."""
+    """Checks arrays against a program's inputs: count, dtypes, shapes, equal sizes, and conditions on sizes."""
 
     def __init__(self, program: Program) -> None:
         self._ranges = program.ranges
+        self._conditions = program.conditions
         self._expected = [(argument, _dtype(argument), _sizes(argument)) for argument in program.arguments]
 
-    def check(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Raises :class:`rebind.errors.InvalidArgument`, naming the input, if compiled code cannot take ``arrays``."""
+    def check(self, arrays: Sequence[npt.NDArray[Any]]) -> Mapping[str, int]:
+        """The size of each symbol in a call with ``arrays``.
+
+        Raises :class:`rebind.errors.InputRefused` if the graph cannot take them, or ``InvalidArgument`` where that is
+        no one input's fault.
+        """
+        sizes = self._sizes_of(arrays)
+        for name, size in sizes.items():
+            if size not in self._ranges[name]:
+                raise self._out_of_range(name, size)
+        for condition in self._conditions:
+            if not condition.holds(sizes):
+                shapes = ", ".join(format_shape(array.shape) for array in arrays)
+                problem = f"the model was exported for {condition.text}, got the shapes {shapes}"
+                raise InvalidArgument(f"the sizes of the inputs do not fit together: {problem}")
+        return sizes
+
+    def _sizes_of(self, arrays: Sequence[npt.NDArray[Any]]) -> dict[str, int]:
         if len(arrays) != len(self._expected):
             raise InvalidArgument(f"expected {len(self._expected)} inputs, got {len(arrays)}")
         symbols: dict[str, int] = {}
-        for (argument, dtype, sizes), array in zip(self._expected, arrays, strict=True):
+        for position, ((argument, dtype, sizes), array) in enumerate(zip(self._expected, arrays, strict=True)):
             if array.dtype != dtype:
-                raise InvalidArgument(f"input '{argument.name}': expected data of type {dtype}, got {array.dtype}")
+                raise InputRefused(position, argument.name, f"expected data of type {dtype}, got {array.dtype}")
             shape = array.shape
             if len(shape) != len(sizes):
-                raise self._misshapen(argument, shape)
+                raise _misshapen(position, argument, shape)
             for size, expected in zip(shape, sizes, strict=True):
                 if size != (expected if isinstance(expected, int) else symbols.setdefault(expected, size)):
-                    raise self._misshapen(argument, shape)
-        for name, size in symbols.items():
-            if size not in self._ranges[name]:
-                raise self._out_of_range(name, size)
+                    raise _misshapen(position, argument, shape)
+        return symbols
 
-    def _misshapen(self, argument: Argument, shape: tuple[int, ...]) -> InvalidArgument:
-        sizes = ",".join(str(size) if isinstance(size, int) else "-1" for size in argument.shape)
-        return InvalidArgument(
-            f"input '{argument.name}': expected shape [{sizes}], with equal sizes where the model wants them, "
-            f"got {format_shape(shape)}"
-        )
-
-    def _out_of_range(self, symbol: str, size: int) -> InvalidArgument:
-        name, axis = next(
-            (argument.name, argument.shape.index(Symbol(symbol)))
-            for argument, _, _ in self._expected
+    def _out_of_range(self, symbol: str, size: int) -> InputRefused:
+        position, argument = next(
+            (position, argument)
+            for position, (argument, _, _) in enumerate(self._expected)
             if Symbol(symbol) in argument.shape
         )
-        return InvalidArgument(
-            f"input '{name}': dimension {axis} has the size {size}, but the model was exported "
-            f"for {self._ranges[symbol]}"
-        )
+        axis = argument.shape.index(Symbol(symbol))
+        problem = f"dimension {axis} has the size {size}, but the model was exported for {self._ranges[symbol]}"
+        return InputRefused(position, argument.name, problem)
+
+
+def _misshapen(position: int, argument: Argument, shape: tuple[int, ...]) -> InputRefused:
+    sizes = ",".join(str(size) if isinstance(size, int) else "-1" for size in argument.shape)
+    problem = f"expected shape [{sizes}], with equal sizes where the model wants them, got {format_shape(shape)}"
+    return InputRefused(position, argument.name, problem)
 
 
 def _dtype(argument: Argument) -> np.dtype[Any]:

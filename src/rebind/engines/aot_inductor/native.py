@@ -3,7 +3,7 @@
 Torch's own runners hold the GIL while a model runs; ``ctypes`` releases it. The rules of the interface:
 
 * input handles are stolen by the call, so each call needs fresh ones, the weights' included; output handles become
-ours;
+  ours;
 * nothing about inputs is checked: see :mod:`rebind.engines.aot_inductor.guard`;
 * a call that fails returns an error code, and its text until the thread's next call.
 """

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from rebind.engines.aot_inductor.guard import InputGuard
+from rebind.engines.aot_inductor.symbols import Symbol
 from rebind.engines.aot_inductor.tensors import to_array, to_tensor, weight_tensor
 from rebind.errors import Fault
 from rebind.weights.slots import TensorInfo, refusal, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -33,15 +34,29 @@ class FlatFunction(Protocol):
 
 
 class FlatPlan:
-    """A :class:`rebind.engines.contract.Plan` over a flat function, run with ``intra_op_threads`` threads a call."""
+    """A :class:`rebind.engines.contract.Plan` over a flat function, run with ``intra_op_threads`` threads a call.
 
-    def __init__(self, key: str, tier: Tier, program: Program, function: FlatFunction, intra_op_threads: int) -> None:
+    ``checked`` makes the function that takes the place of ``function`` where sizes are too small for it; without it,
+    ``function`` takes all.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        tier: Tier,
+        program: Program,
+        function: FlatFunction,
+        intra_op_threads: int,
+        checked: Callable[[], FlatFunction] | None = None,
+    ) -> None:
         self.key = key
         self.tier = tier
         self.program = program
         self.function = function
         self.intra_op_threads = intra_op_threads
         self.guard = InputGuard(program)
+        self._checked = checked
+        self._least_sizes = [] if checked is None else list(_traced_sizes(program))
 
     def __repr__(self) -> str:
         return f"<{self.tier.value} plan {self.key}>"
@@ -52,6 +67,14 @@ class FlatPlan:
         if faults:
             raise refusal(f"plan {self.key}", faults)
         return FlatBoundPlan(self, weights)
+
+    def function_for(self, sizes: Mapping[str, int]) -> FlatFunction:
+        """What runs a call in which symbols have these ``sizes``, which passed the guard."""
+        for symbol, least in self._least_sizes:
+            if sizes[symbol] < least:
+                assert self._checked is not None
+                return self._checked()
+        return self.function
 
 
 class FlatBoundPlan:
@@ -69,10 +92,21 @@ class FlatBoundPlan:
     def execute(self, inputs: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
         """Runs the plan on these weights. :class:`rebind.errors.InvalidArgument` for inputs that do not fit it."""
         plan = self.plan
-        plan.guard.check(inputs)
+        function = plan.function_for(plan.guard.check(inputs))
         _use_threads(plan.intra_op_threads)
         tensors = [to_tensor(array, element) for array, element in zip(inputs, self._elements, strict=True)]
-        return [to_array(result) for result in plan.function([*self._tensors, *tensors])]
+        return [to_array(result) for result in function([*self._tensors, *tensors])]
+
+
+def _traced_sizes(program: Program) -> Iterator[tuple[str, int]]:
+    """The least size of each symbol for which compiled code may be trusted.
+
+    Tracing takes for granted, and notes down nowhere, that a size which varies is 2 or more: ``x[:, -2]`` compiles to a
+    read before the tensor where there is one column. Smaller sizes have been tried for the batch alone (``verify``).
+    """
+    batch = program.arguments[0].shape[0] if program.batch is not None else None
+    for symbol, hint in program.hints.items():
+        yield symbol, 1 if batch == Symbol(symbol) else min(hint, 2)
 
 
 def _misfits(argument: Argument, weights: WeightSet) -> list[Fault]:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rebind.engines.aot_inductor.archive import GRAPH
+from rebind.engines.aot_inductor.conditions import Condition, parse_condition
 from rebind.engines.aot_inductor.dtypes import BY_CODE, UNSUPPORTED, ElementType
-from rebind.engines.aot_inductor.symbols import Size, SizeRange, Symbol, is_expression, parse_range, parse_size
-from rebind.engines.contract import BatchRange
+from rebind.engines.aot_inductor.symbols import Size, Symbol, is_expression, parse_range, parse_size
 from rebind.errors import Fault, ModelInvalid
-from rebind.tensor import TensorSpec
+from rebind.tensor import SizeRange, TensorSpec
 from rebind.weights.slots import Slot, SlotTable
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ class Program:
     ``digest``: hexadecimal; equal for archives that differ in nothing but the values of their weights.
     ``used``: the weight arguments that the plan takes, in order, before ``arguments``, the user's inputs.
     ``ranges``: of each symbol in the shapes of ``arguments``; ``hints``: the size that it had when exported.
+    ``conditions``: on these symbols, under which the graph is the model; ``unclear``: those that were not understood,
+    so that no compiled code can be trusted.
     """
 
     digest: str
@@ -66,6 +68,8 @@ class Program:
     results: tuple[Argument, ...]
     ranges: Mapping[str, SizeRange]
     hints: Mapping[str, int]
+    conditions: tuple[Condition, ...]
+    unclear: tuple[str, ...]
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -78,7 +82,7 @@ class Program:
         return tuple(_spec(result) for result in self.results)
 
     @property
-    def batch(self) -> BatchRange | None:
+    def batch(self) -> SizeRange | None:
         """Case C6: only when the first dimension of all inputs and outputs is one symbol, used nowhere else."""
         tensors = (*self.arguments, *self.results)
         first = {tensor.shape[0] if tensor.shape else None for tensor in tensors}
@@ -86,7 +90,7 @@ class Program:
         if not isinstance(symbol, Symbol) or any(symbol in tensor.shape[1:] for tensor in tensors):
             return None
         sizes = self.ranges[symbol.name]
-        return BatchRange(max(1, sizes.minimum), sizes.maximum)
+        return SizeRange(max(1, sizes.minimum), sizes.maximum)
 
 
 def read_program(archive: Archive) -> Program:
@@ -94,7 +98,7 @@ def read_program(archive: Archive) -> Program:
     try:
         return _Reader(archive).program()
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
-        archive.refuse("models/model.json", f"is not what torch.export writes ({error!r})", _RE_EXPORT)
+        archive.refuse(GRAPH, f"is not what torch.export writes ({error!r})", _RE_EXPORT)
 
 
 class _Reader:
@@ -119,6 +123,7 @@ class _Reader:
         used = [(value, argument) for value, argument, _ in weights if value in read]
         arguments = tuple(self._arguments())
         hints = dict(self._hints(arguments))
+        conditions, unclear = self._conditions(arguments)
         program = Program(
             digest=self._digest(),
             slots=self._slots(weights, {argument.name for _, argument in used}),
@@ -127,6 +132,8 @@ class _Reader:
             results=tuple(self._results()),
             ranges={name: self._ranges.get(name, SizeRange(0, None)) for name in hints},
             hints=hints,
+            conditions=conditions,
+            unclear=unclear,
         )
         self._check_layouts(program)
         return program
@@ -142,7 +149,7 @@ class _Reader:
     def _check_expressions(self) -> None:
         for text in _expressions(self._document):
             if not is_expression(text):
-                self._refuse("models/model.json", f"has a size that is no expression: {text[:100]!r}", _RE_EXPORT)
+                self._refuse(GRAPH, f"has a size that is no expression: {text[:100]!r}", _RE_EXPORT)
 
     def _check_purity(self) -> None:
         """What the signature says. In-place operators that it does not list are found when the graph is examined."""
@@ -227,6 +234,17 @@ class _Reader:
             for size, document in zip(argument.shape, self._values[argument.name]["sizes"], strict=True):
                 if isinstance(size, Symbol):
                     yield size.name, int((document["as_expr"].get("hint") or {}).get("as_int", 1))
+
+    def _conditions(self, arguments: Sequence[Argument]) -> tuple[tuple[Condition, ...], tuple[str, ...]]:
+        """The conditions of the graph, and the texts of those that are not understood."""
+        shapes = {argument.name: argument.shape for argument in arguments}
+        understood, unclear = [], []
+        for text in self._document.get("guards_code") or ():
+            try:
+                understood.append(parse_condition(text, shapes))
+            except ValueError as error:
+                unclear.append(f"{text} ({error})")
+        return tuple(understood), tuple(unclear)
 
     def _results(self) -> Iterator[Argument]:
         for index, spec in enumerate(self._signature["output_specs"]):

@@ -11,24 +11,12 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from rebind.tensor import SizeRange
+
 _SYMBOL = re.compile(r"Symbol\('(\w+)'(?:, \w+=(?:True|False))*\)")
 _CONSTRUCTOR = re.compile(r"[A-Z]\w*")
 _CONSTANTS = {"true", "false", "oo", "int_oo", "nan", "zoo", "pi"}
 _ALLOWED = (ast.Expression, ast.Call, ast.keyword, ast.Constant, ast.Load, ast.UnaryOp, ast.USub, ast.Tuple)
-
-
-@dataclass(frozen=True, slots=True)
-class SizeRange:
-    """The values that a symbol may take, both ends included; ``maximum`` None is unbounded."""
-
-    minimum: int
-    maximum: int | None
-
-    def __contains__(self, size: int) -> bool:
-        return self.minimum <= size and (self.maximum is None or size <= self.maximum)
-
-    def __str__(self) -> str:
-        return f"{self.minimum} to {self.maximum}" if self.maximum is not None else f"at least {self.minimum}"
 
 
 @dataclass(frozen=True, slots=True)
