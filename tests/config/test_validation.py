@@ -271,11 +271,15 @@ FAULTS = {
         BATCHED + 'instance_group { profile: "1" }',
         f"{GPU_GROUP} and platform  specifies profile field which is only supported for TensorRT models",
     ),
+    "too many instances": (
+        BATCHED + "instance_group { count: 1000 } instance_group { count: 25 }",
+        "model m has 1025 instances, of which 1024 are possible",
+    ),
     "thread count": (
         BATCHED + 'parameters { key: "INTRA_OP_THREAD_COUNT" value { string_value: "many" } }',
         (
-            "parameters.INTRA_OP_THREAD_COUNT: 'many' is no integer >= 1; give a whole number of threads as a string, "
-            'e.g. "4"'
+            "parameters.INTRA_OP_THREAD_COUNT: 'many' is no integer from 1 to 1024; "
+            'give a whole number of threads as a string, e.g. "4"'
         ),
     ),
     "switch of PyTorch": (
@@ -317,13 +321,13 @@ def test_all_faults_come_in_one_report() -> None:
     )
     assert len(faults) == 11
     assert faults[0].startswith("unexpected directory name 'm' for model 'n'")
-    assert faults[-1].startswith("parameters.INTRA_OP_THREAD_COUNT: '0' is no integer >= 1")
+    assert faults[-1].startswith("parameters.INTRA_OP_THREAD_COUNT: '0' is no integer from 1 to 1024")
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "٣", "1e3", "${threads}"])
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "٣", "1e3", "1025", "${threads}"])
 def test_thread_counts_that_are_none(text: str) -> None:
     parameter = f'parameters {{ key: "INTRA_OP_THREAD_COUNT" value {{ string_value: "{text}" }} }}'
-    assert f"'{text}' is no integer >= 1" in faults_of(BATCHED + parameter)[0]
+    assert f"'{text}' is no integer from 1 to 1024" in faults_of(BATCHED + parameter)[0]
 
 
 @pytest.mark.parametrize("text", ["true", "TRUE", "on", "1", "false", "Off", "0"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,16 @@ def published(tmp_path: Path) -> Path:
 def test_file_without_a_manifest(tmp_path: Path) -> None:
     assert read_manifest(write(tmp_path / "model.safetensors")) is None
     assert read_manifest(tmp_path / "absent.safetensors") is None
+
+
+@pytest.mark.timeout(10)
+def test_nobody_waits_for_a_fifo_where_a_manifest_should_be(tmp_path: Path) -> None:
+    weights = write(tmp_path / "model.safetensors")
+    os.mkfifo(manifest_path(weights))
+    os.mkfifo(tmp_path / "model.safetensors.index.json")
+
+    assert read_manifest(weights) is None
+    assert shard_names(tmp_path / "model.safetensors.index.json") == frozenset()
 
 
 def test_manifest_of_another_file_is_stale(published: Path) -> None:

@@ -13,7 +13,7 @@ from rebind.config.validation import (
     INTRA_OP_THREAD_COUNT,
     SWITCH_VALUES,
     config_faults,
-    is_positive,
+    is_thread_count,
     name_faults,
 )
 from rebind.errors import ConfigInvalid
@@ -161,7 +161,7 @@ def intra_op_thread_count(message: ConfigMessage) -> int | None:
     None for a bad value too: that is reported with all other faults when the configuration is read as a whole.
     """
     text = _parameters(message).get(INTRA_OP_THREAD_COUNT, "")
-    return int(text) if is_positive(text) else None
+    return int(text) if is_thread_count(text) else None
 
 
 def _refuse(directory_name: str, faults: Iterable[Fault]) -> None:

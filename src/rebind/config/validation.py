@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 INTRA_OP_THREAD_COUNT = "INTRA_OP_THREAD_COUNT"
 ALLOW_NON_FINITE_WEIGHTS = "ALLOW_NON_FINITE_WEIGHTS"
+MAX_THREADS = 1024
+"""Threads of one call, and instances of one model: nothing has use for more, and to start millions ends a server."""
 ENSEMBLE = "ensemble"
 TENSORRT = "tensorrt_plan"
 
@@ -289,6 +291,9 @@ def _model_metrics(config: ConfigMessage) -> Iterator[str]:
 def _instance_groups(config: ConfigMessage) -> Iterator[str]:
     if not config.instance_group:
         yield f"must specify one or more 'instance group's for {config.name}"
+    instances = sum(group.count for group in config.instance_group)
+    if instances > MAX_THREADS:
+        yield f"model {config.name} has {instances} instances, of which {MAX_THREADS} are possible"
     for group in config.instance_group:
         kind = value_name("ModelInstanceGroup.Kind", group.kind)
         prefix = f"instance group {group.name} of model {config.name}"
@@ -309,14 +314,14 @@ def _instance_groups(config: ConfigMessage) -> Iterator[str]:
 def _parameters(config: ConfigMessage) -> Iterator[Fault]:
     for key in sorted(config.parameters):
         value = config.parameters[key].string_value
-        if key == INTRA_OP_THREAD_COUNT and not is_positive(value):
+        if key == INTRA_OP_THREAD_COUNT and not is_thread_count(value):
             remedy = 'give a whole number of threads as a string, e.g. "4"'
-            yield Fault(f"parameters.{key}", f"'{value}' is no integer >= 1", remedy)
+            yield Fault(f"parameters.{key}", f"'{value}' is no integer from 1 to {MAX_THREADS}", remedy)
         is_switch = key == ALLOW_NON_FINITE_WEIGHTS or (key in _PYTORCH_SWITCHES and config.backend == "pytorch")
         if is_switch and value.lower() not in SWITCH_VALUES:
             yield Fault(f"parameters.{key}", f"failed to convert '{value}' to boolean", "give true or false")
 
 
-def is_positive(text: str) -> bool:
-    """True for the decimal digits of an integer from 1 to 999,999,999."""
-    return text.isascii() and text.isdecimal() and len(text) < 10 and int(text) >= 1
+def is_thread_count(text: str) -> bool:
+    """True for the decimal digits of an integer from 1 to :data:`MAX_THREADS`."""
+    return text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= MAX_THREADS

@@ -8,11 +8,11 @@ at any moment of a publication, and after a crash at any moment, the file is acc
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
@@ -89,7 +89,8 @@ def _shards_fit(manifest: Manifest, index_file: Path) -> bool:
 
 
 def _read_json(path: Path) -> object:
-    with path.open("rb") as file:
+    # O_NONBLOCK: opening a FIFO must not wait for a writer.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
         text = file.read(_JSON_BYTES + 1)
     if len(text) > _JSON_BYTES:
         raise ValueError(f"{path} is larger than {_JSON_BYTES} bytes")

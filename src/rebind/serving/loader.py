@@ -68,7 +68,7 @@ class Loader:
         self._store = store
         self._find_engine = find_engine
         self._options = options
-        self._frozen_modules = 0
+        self._exempt_modules = 0
 
     def open(self, written: ConfigMessage, source: VersionSource) -> Graph:
         """Opens the plan file of ``source``; ``written`` is the model's configuration before completion."""
@@ -94,7 +94,7 @@ class Loader:
         )
         signature = Signature(config, graph)
         staged = self.stage(config, graph, self._first_plan(graph), source)
-        self._freeze_modules()
+        self._exempt_modules_from_collection()
         return Loaded(source, config, graph, signature, staged, (time.monotonic() - started_s) * 1e3)
 
     def stage(self, config: ModelConfig, graph: Graph, plan: Plan, source: VersionSource) -> Staged:
@@ -122,14 +122,16 @@ class Loader:
             return cached
         return graph.build_plan(_log.info) if self._config.compile is CompileMode.WAIT else graph.eager_plan()
 
-    def _freeze_modules(self) -> None:
-        """Takes imported modules out of garbage collection.
+    def _exempt_modules_from_collection(self) -> None:
+        """Keeps the garbage collector away from what an engine has imported, which never dies.
 
-        With torch there are 170,000 objects that never die; a full collection walks them all with the GIL held, and every
-        request waits for the 90 ms that it takes.
+        With torch that is 170,000 objects, and a full collection walks them all with the GIL held: every request would
+        wait for the 90 ms that it takes. The exemption is for all objects that are alive now, so it is made only when
+        modules have been imported since the last one; those that die are still freed, but for cycles.
         """
-        if len(sys.modules) > self._frozen_modules:
-            self._frozen_modules = len(sys.modules)
+        modules = len(sys.modules)
+        if modules > self._exempt_modules:
+            self._exempt_modules = modules
             gc.freeze()
 
 

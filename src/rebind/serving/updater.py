@@ -113,6 +113,8 @@ class Updater:
 
     async def unload(self, name: str) -> None:
         """Takes a model out of service; queued requests are still answered after the return, new ones refused."""
+        if self._models.get(name) is None:
+            return  # Clients make names up; a lock for each of them would stay for good.
         async with self._locks[name]:
             model = self._models.get(name)
             if model is not None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from rebind.config.model import FileRules
 from rebind.config.pbtxt import parse_pbtxt, read_pbtxt
-from rebind.errors import ConfigInvalid, Fault
+from rebind.config.validation import ENSEMBLE
+from rebind.errors import ConfigInvalid, Fault, Unsupported
 from rebind.repository.versions import Layout, choose, resolve
 
 if TYPE_CHECKING:
@@ -52,9 +53,17 @@ def layout_of(rules: FileRules) -> Layout:
 
 
 def read_config(directory: ModelDirectory, *, need_config: bool = False) -> ConfigMessage:
-    """The configuration as written; without a ``config.pbtxt`` an empty one, or ConfigInvalid with ``need_config``."""
+    """The configuration as written; without a ``config.pbtxt`` an empty one, or ConfigInvalid with ``need_config``.
+
+    Raises Unsupported for an ensemble.
+    """
     if directory.config_path is not None:
-        return read_pbtxt(directory.config_path)
+        config = read_pbtxt(directory.config_path)
+        if config.platform == ENSEMBLE or config.HasField("ensemble_scheduling"):
+            raise Unsupported(
+                f"{directory.config_path}: model '{directory.name}' is an ensemble, which is not served yet"
+            )
+        return config
     if need_config:
         fault = Fault("config.pbtxt", "is not there", "write one, or start without --disable-auto-complete-config")
         raise ConfigInvalid(str(directory.path), [fault])

@@ -50,7 +50,7 @@ def combined(first: int, second: int, nbytes: int) -> int:
 
 
 def _power(exponent: int) -> int:
-    """x to the ``exponent``."""
+    """The polynomial x to the ``exponent``."""
     power, square = _ONE, _ONE >> 1
     while exponent:
         if exponent & 1:
