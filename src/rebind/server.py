@@ -8,6 +8,7 @@ import logging
 import os
 import resource
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
@@ -64,6 +65,7 @@ class Server:
         self._loads = ThreadPoolExecutor(config.model_load_thread_count, "load")
         # Refits have threads of their own: new weights do not wait behind the load of another model.
         self._refits = ThreadPoolExecutor(_REFIT_THREADS, "refit")
+        self._cancelled = threading.Event()
         self._http: HttpServer | None = None
 
     @property
@@ -76,7 +78,7 @@ class Server:
     async def start(self) -> None:
         """Loads the start-up models, then opens the ports: who can connect gets answers.
 
-        When it raises, :meth:`stop` still has to be called.
+        When it raises, or is cancelled, :meth:`stop` still has to be called.
         """
         self._trimming = asyncio.create_task(self._trim_forever())
         self._updater = self._make_updater()
@@ -97,7 +99,7 @@ class Server:
             self._http = http
 
     async def stop(self) -> None:
-        """Answers what was begun, and lets everything go.
+        """Answers what was begun, ends compiles and loads that still run, and lets everything go.
 
         Raises :class:`ExitTimeout` after ``exit_timeout_secs``. Threads may still run then, which the interpreter would
         wait for at its end.
@@ -110,18 +112,22 @@ class Server:
         self.data_plane.stop()
         _log.info("All models are stopped, unloading models")
         self._trimming.cancel()
+        self._cancelled.set()
         self._loads.shutdown(wait=False, cancel_futures=True)
         self._refits.shutdown(wait=False, cancel_futures=True)
         try:
             async with asyncio.timeout_at(max(deadline_s, asyncio.get_running_loop().time() + _RELEASE_S)):
                 await self._control.updates_done()
                 await self._updater.stop()
+                for executor in (self._loads, self._refits):
+                    await asyncio.to_thread(executor.shutdown)
         except TimeoutError:
             raise ExitTimeout("Exit timeout expired. Exiting immediately.") from None
 
     def _make_updater(self) -> Updater:
         config = self._config
-        loader = Loader(config, self._store, find_engine, EngineOptions(PlanCache(config.plan_cache_dir)))
+        options = EngineOptions(PlanCache(config.plan_cache_dir), cancelled=self._cancelled)
+        loader = Loader(config, self._store, find_engine, options)
         completions = Completions(asyncio.get_running_loop())
 
         def make_scheduler(instances: Sequence[Instance], observer: Observer) -> Scheduler:
@@ -173,19 +179,26 @@ def run(config: ServerConfig) -> None:
 
 
 async def _serve(config: ServerConfig) -> None:
-    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    serving = asyncio.create_task(_serve_forever(config))
 
     def on_signal() -> None:
-        stop.set()
+        serving.cancel()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     try:
-        async with running(config):
-            await stop.wait()
+        await serving
+    except asyncio.CancelledError:
+        pass
     except ExitTimeout as error:
         _log.error("failed to stop server: %s", error)
         os._exit(1)
+
+
+async def _serve_forever(config: ServerConfig) -> None:
+    """Serves until it is cancelled, which may be while it starts."""
+    async with running(config):
+        await asyncio.get_running_loop().create_future()

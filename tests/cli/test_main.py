@@ -75,7 +75,7 @@ def test_debug_shows_the_traceback_wherever_it_stands(tmp_path: Path, place: int
 
     assert done.returncode == 1
     assert "Traceback (most recent call last)" in done.stderr
-    assert "NotFound" in done.stderr.splitlines()[-1]
+    assert "WeightsRefused" in done.stderr.splitlines()[-1]
 
 
 def test_full_disk_behind_the_output_is_no_fault_of_our_own() -> None:

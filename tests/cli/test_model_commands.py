@@ -172,6 +172,20 @@ def test_publish_replaces_the_weights_of_the_highest_version_or_adds_a_new_one(
     assert cli("publish", tmp_path / "new.safetensors", model_dir)[1] == f"{model_dir}/2/model.safetensors\n"
 
 
+def test_publish_refuses_a_damaged_file_before_it_replaces_anything(
+    model_dir: Path, net: DigitsNet, cli: Cli, tmp_path: Path
+) -> None:
+    save_file(net.state_dict(), tmp_path / "new.safetensors")
+    damaged = tmp_path / "damaged.safetensors"
+    damaged.write_bytes((tmp_path / "new.safetensors").read_bytes()[:-1])
+
+    code, _, err = cli("publish", damaged, model_dir)
+
+    assert code == 1
+    assert str(damaged) in err
+    assert not (model_dir / "1" / "model.safetensors").exists()
+
+
 def test_publish_names_the_file_as_the_configuration_says(
     model_dir: Path, net: DigitsNet, cli: Cli, tmp_path: Path
 ) -> None:

@@ -41,6 +41,14 @@ def test_idle_connections_are_closed_and_new_ones_refused(server: RunningServer)
         Client(server.port)
 
 
+def test_half_a_head_does_not_hold_up_the_stop(server: RunningServer) -> None:
+    with Client(server.port) as client:
+        client.send(b"GET /v2/health/live HTTP/1.1\r\nHost:")
+        server.call(lambda: None)
+        begin_drain(server, 600).result(10)
+        assert client.at_end()
+
+
 def test_request_that_meets_the_stop_on_an_idle_connection_is_answered(server: RunningServer) -> None:
     with Client(server.port) as client:
         assert client.ask("GET", "/v2/health/live").status == 200

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +13,6 @@ from tests.life.models import LOOPS, MLP, Case, Gallery, eager, loops_inputs, sa
 from tests.life.repository import Home, Live
 from tests.life.test_lifecycle import LONG_CONFIG, ROWS, start_long_request
 from tests.server import Client, Failed, ServerProcess, eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -55,6 +53,49 @@ def test_process_ends_when_the_exit_timeout_is_over_whatever_still_runs(
         assert "successfully unloaded" not in server.log
         with pytest.raises(OSError):  # noqa: PT011 - cut
             client.read_infer()
+
+
+@pytest.mark.parametrize("compile_mode", ["wait", "background"])
+def test_sigterm_ends_a_compile_with_all_its_processes(compile_mode: str, gallery: Gallery, tmp_path: Path) -> None:
+    """With ``wait`` the server is still starting: it has not opened its port, and is not going to."""
+    make(tmp_path / "models", "mlp", gallery)
+    cache = tmp_path / "cache"
+    flags = (f"--model-repository={tmp_path / 'models'}", f"--plan-cache-dir={cache}", f"--compile={compile_mode}")
+    with ServerProcess(*flags, ready=False) as server:
+        server.wait_for_log('"compiling"')
+        compiling = eventually(lambda: processes_of_group(child_of(server.pid)), "a compiler runs")
+        server.terminate()
+        assert server.wait() == 0
+        assert [pid for pid in compiling if is_running(pid)] == []
+    assert [path for path in cache.rglob("*") if path.suffix != ".lock" and "plans" in path.parts] == [cache / "plans"]
+
+
+def child_of(pid: int) -> int:
+    """The only child process of a server: the leader of the group that compiles."""
+    (child,) = {pid for task in Path(f"/proc/{pid}/task").iterdir() for pid in (task / "children").read_text().split()}
+    return int(child)
+
+
+def processes_of_group(group: int) -> list[int]:
+    """Its leader and what that has started; empty while it is alone."""
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    found = [pid for pid in pids if group_of(pid) == group]
+    return found if len(found) > 1 else []
+
+
+def is_running(pid: int) -> bool:
+    """False too for one that was killed, and of which the system's init has not taken note yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
 
 
 def test_process_ends_when_a_model_fails_at_the_start(start: Start, gallery: Gallery, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_replaced_weights_file_is_found_by_polling(polled: Live, watcher: Client
     assert [(entry["generation"], entry["cause"]) for entry in history] == [(1, "load"), (2, "poll")]
 
 
-def test_published_weights_do_not_wait_for_the_settle_time_and_bring_their_label(polled: Live, watcher: Client) -> None:
+def test_published_weights_bring_their_label(polled: Live, watcher: Client) -> None:
     home = polled.poll(watcher)
     home.publish(1, label="step-100")
     eventually(lambda: home.answers_as(watcher, 1), "the new weights answer")

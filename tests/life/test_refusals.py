@@ -125,6 +125,20 @@ def test_absent_shard_is_refused_by_its_name(explicit: Live, client: Client) -> 
     home.expect(client, 1, generation=2)
 
 
+def test_link_to_weights_that_are_gone_does_not_bring_those_of_the_model_file_back(
+    explicit: Live, client: Client, tmp_path: Path
+) -> None:
+    home = explicit.load(client)
+    MLP.save(MLP.state(1), tmp_path / "weights.safetensors")
+    home.file("model.safetensors").symlink_to(tmp_path / "weights.safetensors")
+    client.load(home.name)
+    home.expect(client, 1, generation=2)
+    (tmp_path / "weights.safetensors").unlink()
+    with pytest.raises(Failed, match=r"model.safetensors: cannot be opened: No such file"):
+        client.load(home.name)
+    home.expect(client, 1, generation=2)
+
+
 def test_model_file_with_unusable_weights_is_refused_like_a_weights_file(explicit: Live, client: Client) -> None:
     home = explicit.load(client)
     model = MLP.model(1)

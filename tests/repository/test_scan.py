@@ -55,7 +55,6 @@ def test_links_count_as_what_they_lead_to(tmp_path: Path) -> None:
     (root / "m/2").mkdir(parents=True)
     (root / "m/1").symlink_to(tmp_path / "real/1")
     (root / "m/2/model.pt2").symlink_to(blob)
-    (root / "m/2/model.npz").symlink_to(tmp_path / "nowhere")
     (root / "loop").symlink_to(root / "loop")
 
     found = scan([root])
@@ -64,6 +63,18 @@ def test_links_count_as_what_they_lead_to(tmp_path: Path) -> None:
     m = found["m"]
     assert isinstance(m, ModelDirectory)
     assert {number: version.files for number, version in m.versions.items()} == {1: {"model.pt2"}, 2: {"model.pt2"}}
+
+
+def test_link_that_leads_nowhere_is_a_file_and_not_passed_over(tmp_path: Path) -> None:
+    write(tmp_path / "m/1/model.pt2")
+    (tmp_path / "m/1/model.safetensors").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "m/config.pbtxt").symlink_to(tmp_path / "m/config.pbtxt")
+
+    m = scan([tmp_path])["m"]
+
+    assert isinstance(m, ModelDirectory)
+    assert m.config_path == tmp_path / "m/config.pbtxt"
+    assert m.versions[1].files == {"model.pt2", "model.safetensors"}
 
 
 def test_model_in_two_roots_names_both_paths_and_harms_no_other(tmp_path: Path) -> None:

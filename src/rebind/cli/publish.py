@@ -39,14 +39,18 @@ def publish(
 ) -> None:
     """Put weights into a model's directory, for a server to refit.
 
-    A server that watches the directory sees the old file or the new one, whole. Prints where the weights are now.
+    A server that watches the directory sees the old file or the new one, whole. A damaged file is refused before it
+    replaces anything. Prints where the weights are now.
     """
     from rebind.cli.model_dir import open_model_dir
     from rebind.console.progress import byte_progress
     from rebind.repository.publish import publish as publish_weights
+    from rebind.weights.formats import open_weights
 
     directory, _, layout = open_model_dir(model_dir)
     number = parse_version(version, directory.versions)
+    with open_weights(weights):  # checks the whole header, or that of every shard
+        pass
     with byte_progress("publishing") as progress:
         path = publish_weights(weights, directory.path, number, label, layout=layout, report=progress)
     typer.echo(path)

@@ -15,7 +15,8 @@ Life of a model version, in the order in which serving calls it:
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -51,10 +52,15 @@ class Tier(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What the server tells every engine. ``cache`` holds plans across processes and restarts."""
+    """What the server tells every engine.
+
+    ``cache`` holds plans across processes and restarts. Once ``cancelled`` is set, whatever builds or examines gives up
+    soon, and raises :class:`rebind.errors.Cancelled`.
+    """
 
     cache: PlanCache
     intra_op_threads: int = 1
+    cancelled: threading.Event = field(default_factory=threading.Event)
 
 
 class BoundPlan(Protocol):

@@ -110,7 +110,8 @@ class Connection(asyncio.Protocol):
         asyncio.get_running_loop().call_later(_FAREWELL_S, self._close_unless_begun)
 
     def _close_unless_begun(self) -> None:
-        if self._state is _State.ENDED or (self._state is _State.IDLE and not self._buffer):
+        # What lies in the buffer of an idle connection is half a head, or a client that does not read its answers.
+        if self._state in {_State.ENDED, _State.IDLE}:
             self._transport.close()
 
     def abort(self) -> None:

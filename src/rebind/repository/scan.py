@@ -169,7 +169,10 @@ def _scan_places(name: str, places: Sequence[tuple[Path, Path]]) -> ModelDirecto
 
 
 def _listing(path: Path) -> tuple[list[str], list[str]]:
-    """Sorted names of the directories and of the files in ``path``; symbolic links count as what they lead to."""
+    """Sorted names of the directories and of the files in ``path``; symbolic links count as what they lead to.
+
+    A link that leads nowhere counts as a file: who needs it fails to open it, and does not go on without it.
+    """
     directories: list[str] = []
     files: list[str] = []
     for entry in sorted(path.iterdir()):
@@ -177,7 +180,7 @@ def _listing(path: Path) -> tuple[list[str], list[str]]:
             continue
         if entry.is_dir():
             directories.append(entry.name)
-        elif entry.is_file():
+        elif entry.is_file() or (entry.is_symlink() and not entry.exists()):
             files.append(entry.name)
     return directories, files
 

@@ -45,12 +45,20 @@ class BackgroundCompiler:
             return
         _log.info("'%s' version %d answers from its compiled plan %s", version.name, version.number, plan.key)
 
+    async def idle(self) -> None:
+        """Returns when nothing is being built, nor is going to be."""
+        await asyncio.get_running_loop().run_in_executor(self._executor, _nothing)
+
     async def _move(self, version: ModelVersion, plan: Plan) -> bool:
         """False when a refit was committed meanwhile, so that these weights are not the ones to move with."""
         generation = version.generation
         # Not on the builder's thread, where it would wait until the plans of all other versions are built.
         bound = await asyncio.to_thread(plan.bind, generation.bound.weights)
         return version.promote(bound, generation)
+
+
+def _nothing() -> None:
+    """Comes after whatever else an executor has to do."""
 
 
 class _DaemonExecutor(Executor):

@@ -129,6 +129,8 @@ class Updater:
         for model in self._models:
             await self.unload(model.name)
         await asyncio.gather(*self._drains.values())
+        if self._compiler is not None:
+            await self._compiler.idle()
 
     async def _update(self, model: Model, directory: ModelDirectory, cause: str, incomplete: frozenset[int]) -> None:
         wanted = await self._call(lambda: find_wanted(directory, need_config=self._need_config))

@@ -12,7 +12,7 @@ from rebind.errors import ConfigInvalid, Fault, Unsupported
 from rebind.repository.versions import Layout, choose, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from rebind.config.schema import ConfigMessage
     from rebind.repository.scan import ModelDirectory
@@ -43,7 +43,7 @@ def find_wanted(directory: ModelDirectory, *, need_config: bool) -> Wanted:
         config=config,
         layout=layout,
         versions={number: resolve(directory, number, layout) for number in choice.numbers},
-        notes=(*directory.warnings, *choice.errors),
+        notes=(*directory.warnings, *choice.errors, *_not_yet(config, directory.name)),
     )
 
 
@@ -68,3 +68,16 @@ def read_config(directory: ModelDirectory, *, need_config: bool = False) -> Conf
         fault = Fault("config.pbtxt", "is not there", "write one, or start without --disable-auto-complete-config")
         raise ConfigInvalid(str(directory.path), [fault])
     return parse_pbtxt("", str(directory.path))
+
+
+def _not_yet(config: ConfigMessage, name: str) -> Iterator[str]:
+    """What a configuration asks for and this server does not do: nobody should have to find that out by measuring."""
+    asked = {
+        "dynamic_batching": config.HasField("dynamic_batching"),
+        "sequence_batching": config.HasField("sequence_batching"),
+        "model_warmup": bool(config.model_warmup),
+        "decoupled transactions": config.model_transaction_policy.decoupled,
+        "response_cache": config.response_cache.enable,
+        "passive instances": any(group.passive for group in config.instance_group),
+    }
+    return (f"model '{name}' asks for {what}, which has no effect yet" for what, is_asked in asked.items() if is_asked)

@@ -148,7 +148,7 @@ class AotInductorGraph:
             conditions = ", ".join(self.program.unclear)
             raise CompileFailed(f"{self.model_file}: its graph has conditions that are not understood: {conditions}")
         entry = self._options.cache.plans.get_or_build(
-            self.key, lambda directory: self._compile(directory, report), report
+            self.key, lambda directory: self._compile(directory, report), report, self._options.cancelled
         )
         return self._compiled_plan(entry)
 
@@ -159,7 +159,9 @@ class AotInductorGraph:
 
     def _examined(self) -> PlanEntry:
         """The graph's entry in the cache of sources: its archive without weights, which a child process has loaded."""
-        return self._options.cache.sources.get_or_build(plan_key(self._source_parts()), self._examine, _log.info)
+        return self._options.cache.sources.get_or_build(
+            plan_key(self._source_parts()), self._examine, _log.info, self._options.cancelled
+        )
 
     def _examine(self, directory: Path) -> dict[str, Any]:
         weight_free = directory / _WEIGHT_FREE
@@ -175,6 +177,7 @@ class AotInductorGraph:
                 _log.debug,
                 timeout_s=_EXAMINE_TIMEOUT_S,
                 memory_limit_bytes=_EXAMINE_MEMORY_BYTES,
+                cancelled=self._options.cancelled,
             )
         except ChildError as error:
             self._refuse(
@@ -203,6 +206,7 @@ class AotInductorGraph:
                 report,
                 timeout_s=_COMPILE_TIMEOUT_S,
                 nice=_COMPILE_NICE,
+                cancelled=self._options.cancelled,
             )
         except ChildError as error:
             raise CompileFailed(f"{self.model_file}: no plan: {error.message}") from error
