@@ -39,9 +39,7 @@ def error_reply(error: BaseException) -> Reply:
     if isinstance(error, Refused):
         return json_reply({"error": str(error)}, status=error.status)
     if isinstance(error, RebindError):
-        # A message may quote what a client sent; lone surrogates have no UTF-8.
-        message = str(error).encode("utf-8", "replace").decode()
-        return json_reply({"error": message}, status=STATUS[error.code])
+        return json_reply({"error": str(error)}, status=STATUS[error.code])
     if isinstance(error, asyncio.CancelledError):
         return error_reply(Cancelled("the request was cancelled"))
     _log.error("a request failed through a defect of the server", exc_info=error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
@@ -39,4 +40,9 @@ Outcome = Reply | Pending
 
 def json_reply(document: Any, *, status: int = 200, headers: bytes = b"") -> Reply:
     """``document`` as JSON, with more ``headers`` if given."""
-    return Reply(status, JSON_HEADERS + headers, (orjson.dumps(document),))
+    try:
+        body = orjson.dumps(document)
+    except TypeError:
+        # Lone surrogates have no UTF-8: messages quote what a client sent, and files, whose names may be any bytes.
+        body = json.dumps(document, ensure_ascii=False).encode("utf-8", "replace")
+    return Reply(status, JSON_HEADERS + headers, (body,))

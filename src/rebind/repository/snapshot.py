@@ -1,11 +1,10 @@
-"""One look at the repositories: the stamp of every file, what each file is to its model, and which are vouched for.
+"""One look at the repositories: the stamp of every file, which of them belong together, and which are vouched for.
 
 No weights are read here: names, stamps, and the small JSON files that lie beside weights.
 """
 
 from __future__ import annotations
 
-import enum
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,52 +12,46 @@ from typing import TYPE_CHECKING
 
 from rebind.errors import RepositoryInvalid
 from rebind.repository.manifest import INDEX_SUFFIX, read_manifest, shard_names
-from rebind.repository.scan import CONFIG_FILE, is_ignored, looks_like_version, scan
+from rebind.repository.scan import is_ignored, looks_like_version, scan
 from rebind.repository.versions import USUAL_LAYOUT, Layout, Stamp, weights_among
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from rebind.repository.scan import ModelDirectory, VersionDirectory
 
 
-class Kind(enum.Enum):
-    """What a file is to its model."""
-
-    CONFIG = "config"
-    """``config.pbtxt``, or one below ``configs/``."""
-    PLAN = "plan"
-    WEIGHTS = "weights"
-    """A weights file, a shard index or a shard."""
-    OTHER = "other"
-    """Labels, external data, helper modules ..."""
-
-
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """A file as it was seen; ``vouched``: a manifest says that it is complete. Equal when the stamps are."""
+    """A file as it was seen. Equal when the stamps are.
+
+    ``weights``: a weights file, a shard index or a shard; ``vouched``: a manifest says that it is complete.
+    """
 
     stamp: Stamp
-    kind: Kind = field(compare=False)
+    weights: bool = field(default=False, compare=False)
     vouched: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Files that are complete together or not at all; ``lacks`` says what has to come first (empty: nothing)."""
+    """Files that are complete together or not at all. Equal when the files are.
+
+    ``lacks`` says what has to come first (empty: nothing).
+    """
 
     files: Mapping[Path, FileState]
-    lacks: str = ""
+    lacks: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
     """The files of a model: one unit for each version, and under None what lies outside of version directories.
 
-    ``directory`` lists the same versions: loading from it leaves out what is not complete.
+    ``directory`` lists the same versions: loading from it leaves out what is not complete. Equal when the units are.
     """
 
-    directory: ModelDirectory
+    directory: ModelDirectory = field(compare=False)
     units: Mapping[int | None, Unit]
 
 
@@ -96,31 +89,23 @@ def _look_at(directory: ModelDirectory, layout: Layout) -> ModelFiles:
 
 
 def _common_unit(directory: ModelDirectory) -> Unit:
-    files: dict[Path, FileState] = {}
-    for path in _walk(directory.path, lambda path: path.parent == directory.path and looks_like_version(path.name)):
-        stamp = Stamp.of(path)
-        if stamp is not None:
-            files[path] = FileState(stamp, _common_kind(path.relative_to(directory.path)))
+    paths = _walk(directory.path, lambda path: path.parent == directory.path and looks_like_version(path.name))
+    files = {path: FileState(stamp) for path, stamp in _stamps(paths).items()}
     return Unit(files, "" if directory.versions else "no version directory is there")
-
-
-def _common_kind(path: Path) -> Kind:
-    is_config = path.parts == (CONFIG_FILE,) or (path.parts[0] == "configs" and path.suffix == ".pbtxt")
-    return Kind.CONFIG if is_config else Kind.OTHER
 
 
 def _version_unit(version: VersionDirectory, layout: Layout, *, may_be_empty: bool) -> Unit:
     weights = {version.path / name for name in weights_among(version.files, layout)}
-    plans = {version.path / name for name in layout.plan_names}
-    files: dict[Path, FileState] = {}
-    stamps = {path: stamp for path in _walk(version.path) if (stamp := Stamp.of(path)) is not None}
+    stamps = _stamps(_walk(version.path))
     vouched = _vouched(weights)  # after the stamps: what is vouched for is at least as new as they are
-    for path, stamp in stamps.items():
-        kind = Kind.WEIGHTS if path in weights else Kind.PLAN if path in plans else Kind.OTHER
-        files[path] = FileState(stamp, kind, path in vouched)
+    files = {path: FileState(stamp, path in weights, path in vouched) for path, stamp in stamps.items()}
     if not files:
         return Unit(files, "" if may_be_empty else f"{version.path} is empty")
     return Unit(files, _missing_shards(version, weights))
+
+
+def _stamps(paths: Iterable[Path]) -> dict[Path, Stamp]:
+    return {path: stamp for path in paths if (stamp := Stamp.of(path)) is not None}
 
 
 def _vouched(weights: set[Path]) -> set[Path]:

@@ -11,7 +11,7 @@ from rebind.config.server import ModelControlMode
 from rebind.errors import Fault, Internal, RebindError, RepositoryInvalid, StorageFailed, Unavailable, Unsupported
 from rebind.repository.scan import check_model_name, scan
 from rebind.repository.snapshot import take_snapshot
-from rebind.repository.watch import Waiting, WatchState, decide
+from rebind.repository.watch import WatchState, decide
 from rebind.serving.lifecycle import VersionState
 from rebind.serving.models import Model, VersionRecord
 from rebind.serving.updater import LoadFailed
@@ -37,7 +37,7 @@ class RepositoryControl:
         self._updater = updater
         self._polling: asyncio.Task[None] | None = None
         self._updates: set[asyncio.Task[bool]] = set()
-        self._waiting: dict[str, dict[int | None, str]] = {}
+        self._waiting: Mapping[str, Mapping[int | None, str]] = {}
         """What polling has seen and not yet acted on, and why: by model and version (None: outside of versions)."""
         self._to_retry: set[str] = set()
 
@@ -139,13 +139,8 @@ class RepositoryControl:
         layouts = {name: layout for name in state.acted.models if (layout := self._updater.layout_of(name))}
         snapshot = await asyncio.to_thread(take_snapshot, self._config.model_repository, layouts)
         decision = decide(state, snapshot, time.monotonic(), self._config.weights_settle_secs)
-        changed, self._to_retry = self._to_retry, set()
-        self._waiting = {}
-        for change in decision.changes:
-            if isinstance(change, Waiting):
-                self._waiting.setdefault(change.model, {})[change.version] = change.reason
-            else:
-                changed.add(change.model)
+        self._waiting = decision.waiting
+        changed, self._to_retry = decision.changed | self._to_retry, set()
         for name in changed:
             self._change(name, decision.state.acted)
         self._forget_unusable({*decision.state.acted.models, *snapshot.models, *snapshot.invalid})
