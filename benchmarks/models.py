@@ -96,6 +96,9 @@ NETWORKS: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {
 }
 """By name: the class, and the shape of a request."""
 
+OWNS_TWO_CORES = ("resnet50",)
+"""Has the only instance of its server, and enough to compute for two threads: it is served with two."""
+
 
 def write(name: str, work_dir: Path, *, weight_sets: int, requests: int, instances: int) -> Prepared:
     """Writes the model into a repository, ``weight_sets`` weights files beside it, and eager PyTorch's answers.
@@ -107,6 +110,8 @@ def write(name: str, work_dir: Path, *, weight_sets: int, requests: int, instanc
     version_dir = work_dir / "models" / name / "1"
     version_dir.mkdir(parents=True)
     config = f"instance_group [{{ count: {instances} kind: KIND_CPU }}]\n"
+    if name in OWNS_TWO_CORES:
+        config += 'parameters { key: "INTRA_OP_THREAD_COUNT" value { string_value: "2" } }\n'
     (version_dir.parent / "config.pbtxt").write_text(config)
     plan_file = version_dir / "model.pt2"
     inputs = torch.randn((requests, *shape), generator=torch.Generator().manual_seed(1))
