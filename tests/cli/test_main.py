@@ -121,3 +121,9 @@ def test_main_takes_its_arguments_from_the_command_line(
 
     assert main() == 0
     assert capsys.readouterr().out.startswith("rebind ")
+
+
+def test_demo_refuses_a_file_that_it_could_not_write_in_the_end(cli: Cli, tmp_path: Path) -> None:
+    code, _, err = cli("demo", "--summary", tmp_path / "absent" / "summary.json")
+    assert code == 2
+    assert err == f"error: Invalid value: {tmp_path}/absent is not there to write summary.json into\n"

@@ -29,6 +29,9 @@ def demo(
     from rebind.demo.run import DemoOptions, run_demo
     from rebind.demo.session import Load
 
+    for file in (plot, summary):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise typer.BadParameter(f"{file.parent} is not there to write {file.name} into")
     options = DemoOptions(Load(seconds, refits, rate), plot, summary, keep)
     try:
         run_demo(options, Console())
