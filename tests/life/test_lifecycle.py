@@ -168,7 +168,7 @@ def test_version_that_is_copied_in_pieces_is_served_when_it_is_whole(polled: Liv
 
 
 def test_unload_lets_a_running_request_finish_and_refuses_new_ones(explicit: Live, client: Client) -> None:
-    """Case R30; and a load at that moment waits, then serves (R31)."""
+    """Case R30; and another version can be loaded at that moment (R31)."""
     home = explicit.load(client, LOOPS, config=LONG_CONFIG)
     request = loops_inputs(ROWS)
     with explicit.server.client() as runner, explicit.server.client() as loader:

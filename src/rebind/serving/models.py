@@ -9,7 +9,7 @@ from rebind.errors import NotFound, Unavailable
 from rebind.serving.lifecycle import VERSION_TRANSITIONS, VersionState, advance
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from rebind.serving.version import ModelVersion
 
@@ -43,6 +43,12 @@ class Model:
     def ready(self) -> list[ModelVersion]:
         """The READY versions, lowest number first."""
         return [record.served for _, record in sorted(self.versions.items()) if record.served is not None]
+
+    def forget_unavailable(self, *, other_than: Collection[int]) -> None:
+        """Drops what is known of versions that do not serve and are not on disk: they would add up without end."""
+        gone = [number for number, record in self.versions.items() if record.state is VersionState.UNAVAILABLE]
+        for number in set(gone).difference(other_than):
+            del self.versions[number]
 
 
 class Models:

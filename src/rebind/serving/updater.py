@@ -136,7 +136,7 @@ class Updater:
         wanted = await self._call(lambda: find_wanted(directory, need_config=self._need_config))
         for note in wanted.notes:
             _log.warning("%s", note)
-        await self._drained(model)
+        model.forget_unavailable(other_than=directory.versions)
         await self._perform(model, wanted, cause, incomplete)
         self._served_as[model.name] = wanted
 
@@ -163,6 +163,7 @@ class Updater:
 
     async def _load(self, model: Model, wanted: Wanted, loads: Sequence[reconcile.Load]) -> list[_SamePlan]:
         """Loads all or none. Returns the versions for which a refit is all it takes."""
+        await self._drained(model.name, [load.source.number for load in loads])
         served = {version.number: version for version in model.ready()}
         for load in loads:
             if load.source.number not in served:
@@ -241,22 +242,17 @@ class Updater:
         if version is None:
             return
         record.step("retire")
-        self._drains[name, number] = asyncio.create_task(self._drain(version, record))
+        task = self._drains[name, number] = asyncio.create_task(self._drain(version, record))
+        task.add_done_callback(lambda _: self._drains.pop((name, number)))
 
     async def _drain(self, version: ModelVersion, record: VersionRecord) -> None:
         await version.drain()
         record.step("drained", UNLOADED)
         _log.info("successfully unloaded '%s' version %d", version.name, version.number)
 
-    async def _drained(self, model: Model) -> None:
+    async def _drained(self, name: str, numbers: Sequence[int]) -> None:
         """Waits for versions that are on their way out, so that their numbers can be loaded again."""
-        await asyncio.gather(
-            *(
-                self._drains.pop((model.name, number))
-                for number in model.versions
-                if (model.name, number) in self._drains
-            )
-        )
+        await asyncio.gather(*(self._drains[name, number] for number in numbers if (name, number) in self._drains))
 
     async def _call(self, function: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function)
