@@ -87,6 +87,25 @@ def test_outputs_outlive_their_call(benches: dict[str, Bench]) -> None:
     assert all(np.array_equal(answer, copy) for answer, copy in zip(answers, copies, strict=True))
 
 
+@pytest.mark.parametrize(("case", "parallel"), [(MLP, True), (TRANSFORMER, False)], ids=["mlp", "transformer"])
+def test_plans_for_several_threads_have_parallel_loops_unless_these_could_raise(
+    case: Case, parallel: bool, archives: dict[str, Path], plan_cache: PlanCache, tmp_path: Path
+) -> None:
+    options = EngineOptions(plan_cache, intra_op_threads=2)
+    bench = Bench(case, engine("aot_inductor"), options, Tier.COMPILED, archives[case.name], tmp_path, 1e-5)
+    graph = bench.open()
+    graph.build_plan(lambda _: None)
+    entry = plan_cache.plans.get(graph.key)
+    assert entry is not None
+    assert entry.manifest["parallel_loops"] is parallel
+    bound, inputs = bench.bind(1), bench.inputs()
+    bench.assert_as_eager(bound.execute(inputs), case.state(1), inputs)
+    if not parallel:
+        inputs[0][0, 0] = 1000
+        with pytest.raises(Internal, match="index out of bounds"):
+            bound.execute(inputs)
+
+
 def test_an_index_out_of_range_fails_the_call_and_nothing_else(
     benches: dict[str, Bench], capfd: pytest.CaptureFixture[str]
 ) -> None:

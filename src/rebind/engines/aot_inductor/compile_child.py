@@ -1,12 +1,14 @@
 """A child process that compiles a plan and proves it against eager execution.
 
 Request: ``archive`` (a weight-free archive that was examined), ``samples`` (its example inputs) and ``directory``
-(empty, of the plan's entry) are paths, ``options`` are Inductor's. Result: the figures for the plan's manifest.
+(empty, of the plan's entry) are paths, ``options`` are Inductor's, and ``plain_options`` those to take instead if
+loops that run in parallel could raise. Result: the figures for the plan's manifest.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 LIBRARY = "plan.so"
 """The compiled plan in the directory of its entry."""
+_MAY_RAISE = re.compile(r"_CHECK\(|_integral\(|\bmod\(")
+"""Calls in generated loops that check an index, or the divisor of integers."""
 
 
 def build(request: dict[str, Any], report: Callable[[str], None]) -> dict[str, Any]:
@@ -49,7 +53,13 @@ def build(request: dict[str, Any], report: Callable[[str], None]) -> dict[str, A
         report("reading the graph")
         eager = EagerFunction(load_flat(archive, program))
         report("compiling")
-        _compile(load_flat(archive, program), request["options"], directory / LIBRARY)
+        built = _compile(load_flat(archive, program), request["options"])
+        parallel = request["options"] != request["plain_options"]
+        if parallel and _raises_in_loops(built):
+            report("compiling again with plain loops, since an index is checked in one")
+            built = _compile(load_flat(archive, program), request["plain_options"])
+            parallel = False
+        shutil.copyfile(built, directory / LIBRARY)
     compiled_in_s = time.monotonic() - started
     report(f"verifying (compiled in {compiled_in_s:.1f} s)")
     compiled = NativeFunction(directory / LIBRARY)
@@ -58,10 +68,10 @@ def build(request: dict[str, Any], report: Callable[[str], None]) -> dict[str, A
     from rebind.engines.aot_inductor.verify import verify
 
     figures = verify(program, compiled, eager, _samples(archive, Path(request["samples"]), program))
-    return {"compile_s": round(compiled_in_s, 3), "verification": figures}
+    return {"compile_s": round(compiled_in_s, 3), "parallel_loops": parallel, "verification": figures}
 
 
-def _compile(module: GraphModule, options: dict[str, Any], library: Path) -> None:
+def _compile(module: GraphModule, options: dict[str, Any]) -> Path:
     from torch._inductor import aot_compile
 
     from rebind.engines.aot_inductor.eager import row_major_arguments
@@ -72,7 +82,12 @@ def _compile(module: GraphModule, options: dict[str, Any], library: Path) -> Non
     # Operators without a C interface would be called through a proxy that only torch's own runners have.
     if Path(built).with_suffix(".json").exists():
         raise CompileFailed("the graph has operators that compiled code can only call through torch's own runner")
-    shutil.copyfile(built, library)
+    return Path(built)
+
+
+def _raises_in_loops(built: Path) -> bool:
+    """True when a generated loop may raise: inside of an OpenMP loop that ends the process."""
+    return any(_MAY_RAISE.search(kernels.read_text()) for kernels in built.parent.glob("*.kernel.cpp"))
 
 
 def _check_interface(compiled: NativeFunction, program: Program) -> None:

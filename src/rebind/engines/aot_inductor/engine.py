@@ -40,14 +40,15 @@ _log = logging.getLogger(__name__)
 REVISION = 1
 """Part of every key. To be raised when plans or examined graphs of older code must not be used any more."""
 
-COMPILE_OPTIONS: Mapping[str, Any] = {
+_PLAIN_LOOPS: Mapping[str, Any] = {
     "aot_inductor.package": False,
     # A header compiled in advance costs more than it gives to the one compile that uses it: 22 s against 14 s.
     "aot_inductor.precompile_headers": False,
-    # No OpenMP loops in generated code: an index out of range raises inside of them, where it ends the process. Matrix
-    # products and convolutions are library calls and still use the thread count of the caller.
+    # Matrix products and convolutions are library calls, and use the thread count of the caller in any case.
     "cpp.threads": 1,
 }
+_PARALLEL_LOOPS: Mapping[str, Any] = {**_PLAIN_LOOPS, "cpp.threads": -1, "cpp.dynamic_threads": True}
+"""Inductor's options: loops in generated code are plain ones, or ask OpenMP for the thread count of the caller."""
 _WEIGHT_FREE = "graph.pt2"
 _SAMPLES = "samples.pt"
 _MOST_SAMPLE_BYTES = 64 << 20
@@ -102,7 +103,8 @@ class AotInductorGraph:
         self._archive = Archive(model_file)
         self.program: Program = read_program(self._archive)
         self.slots: SlotTable = self.program.slots
-        self.key = plan_key({**self._source_parts(), "options": json.dumps(dict(COMPILE_OPTIONS)), **target_parts()})
+        self._compile_options = dict(_PLAIN_LOOPS if options.intra_op_threads == 1 else _PARALLEL_LOOPS)
+        self.key = plan_key({**self._source_parts(), "options": json.dumps(self._compile_options), **target_parts()})
 
     def __repr__(self) -> str:
         return f"<graph {self.program.digest} of {self.model_file}>"
@@ -197,7 +199,8 @@ class AotInductorGraph:
             "archive": str(source / _WEIGHT_FREE),
             "samples": str(source / _SAMPLES),
             "directory": str(directory),
-            "options": dict(COMPILE_OPTIONS),
+            "options": self._compile_options,
+            "plain_options": dict(_PLAIN_LOOPS),
         }
         try:
             figures = run_child(
@@ -216,7 +219,7 @@ class AotInductorGraph:
             **figures,
             **self._source_parts(),
             "target": target_parts(),
-            "options": dict(COMPILE_OPTIONS),
+            "options": self._compile_options,
             "slots": self.slots.to_json(),
             "inputs": [spec.to_json() for spec in self.inputs],
             "outputs": [spec.to_json() for spec in self.outputs],
