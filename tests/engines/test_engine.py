@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rebind.engines.aot_inductor import engine as engine_module
+from rebind.engines.aot_inductor.engine import _in_brief
 from rebind.engines.contract import EngineOptions, Graph
 from rebind.engines.registry import engine
 from rebind.errors import CompileFailed, CompileForbidden, ModelInvalid
@@ -140,3 +141,11 @@ def test_a_compiler_that_fails_leaves_nothing_behind(
     assert stages[:2] == ["reading the graph", "compiling"]
     assert fresh_cache.plans.entries() == ()
     assert list(fresh_cache.plans.directory.iterdir()) == []
+
+
+def test_a_compilers_report_is_told_in_one_line() -> None:
+    report = "CppCompileError: C++ compile error\n\nCommand:\ng++ -O3 -L/a/b c.o\n\nOutput:\n/usr/bin/ld: cannot find -ltorch\n"
+    assert _in_brief(report) == "CppCompileError: C++ compile error; /usr/bin/ld: cannot find -ltorch"
+    assert _in_brief("KeyError: 'x'\none\ntwo\nthree") == "KeyError: 'x'; two; three"
+    assert len(_in_brief("error\n" * 1000)) == 600
+    assert _in_brief("") == ""

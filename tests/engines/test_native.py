@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -119,6 +121,44 @@ def test_an_index_out_of_range_fails_the_call_and_nothing_else(
         with pytest.raises(Internal, match=r"PyTorch execute failure: index out of bounds[^\n]*$"):
             bound.execute([broken])
     assert [answer.tobytes() for answer in bound.execute([ids])] == good
+
+
+FIRST_IMPORTS = """
+import sys, threading
+from pathlib import Path
+from rebind.engines.contract import EngineOptions
+from rebind.engines.registry import engine
+from rebind.plans.cache import PlanCache
+
+cache, compiled, eager = map(Path, sys.argv[1:])
+opened = [engine("aot_inductor").open(path, EngineOptions(PlanCache(cache))) for path in (compiled, eager)]
+assert "torch" not in sys.modules
+together, plans = threading.Barrier(2), []
+
+def load(plan):
+    together.wait()
+    plans.append(plan())
+
+threads = [threading.Thread(target=load, args=[plan]) for plan in (opened[0].cached_plan, opened[1].eager_plan)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(sorted(plan.tier.value for plan in plans))
+"""
+
+
+def test_first_loads_at_once_import_torch_once(
+    benches: dict[str, Bench], archives: dict[str, Path], plan_cache: PlanCache
+) -> None:
+    """The modules of torch import each other in cycles: two threads would find half of them, or each other's locks."""
+    benches["transformer"].open().eager_plan()  # is examined from now on
+    arguments = [plan_cache.root, archives["mlp"], archives["transformer"]]
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", FIRST_IMPORTS, *arguments], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.stdout == "['compiled', 'eager']\n", done.stderr
 
 
 def test_threads_come_and_go(benches: dict[str, Bench]) -> None:

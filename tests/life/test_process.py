@@ -62,7 +62,7 @@ def test_sigterm_ends_a_compile_with_all_its_processes(compile_mode: str, galler
     cache = tmp_path / "cache"
     flags = (f"--model-repository={tmp_path / 'models'}", f"--plan-cache-dir={cache}", f"--compile={compile_mode}")
     with ServerProcess(*flags, ready=False) as server:
-        server.wait_for_log('"compiling"')
+        server.wait_for_log(": compiling")
         compiling = eventually(lambda: processes_of_group(child_of(server.pid)), "a compiler runs")
         server.terminate()
         assert server.wait() == 0

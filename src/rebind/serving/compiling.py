@@ -36,7 +36,9 @@ class BackgroundCompiler:
         """
         loop = asyncio.get_running_loop()
         try:
-            plan = await loop.run_in_executor(self._executor, version.graph.build_plan, _log.info)
+            plan = await loop.run_in_executor(
+                self._executor, version.graph.build_plan, log_stages(version.name, version.number)
+            )
             while not await self._move(version, plan):
                 pass
         except RebindError as error:
@@ -55,6 +57,11 @@ class BackgroundCompiler:
         # Not on the builder's thread, where it would wait until the plans of all other versions are built.
         bound = await asyncio.to_thread(plan.bind, generation.bound.weights)
         return version.promote(bound, generation)
+
+
+def log_stages(name: str, number: int) -> Callable[[str], None]:
+    """What :meth:`rebind.engines.contract.Graph.build_plan` reports to: lines of the log that name the version."""
+    return lambda stage: _log.info("plan of '%s' version %d: %s", name, number, stage)
 
 
 def _nothing() -> None:

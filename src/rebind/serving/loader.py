@@ -17,6 +17,7 @@ from rebind.config.complete import DEFAULT_MAX_BATCH_SIZE, GraphFacts, complete
 from rebind.config.model import ModelConfig, intra_op_thread_count
 from rebind.config.server import CompileMode
 from rebind.repository.manifest import published_label
+from rebind.serving.compiling import log_stages
 from rebind.serving.signature import Signature
 from rebind.weights.formats import open_weights
 
@@ -93,7 +94,7 @@ class Loader:
             default_max_batch_size=self._config.default_max_batch_size(engine.backend),
         )
         signature = Signature(config, graph)
-        staged = self.stage(config, graph, self._first_plan(graph), source)
+        staged = self.stage(config, graph, self._first_plan(graph, log_stages(name, source.number)), source)
         self._exempt_modules_from_collection()
         return Loaded(source, config, graph, signature, staged, (time.monotonic() - started_s) * 1e3)
 
@@ -116,11 +117,11 @@ class Loader:
             weights = stack.enter_context(open_weights(source.weights_file))
             return self._store.put(graph.slots, weights, embedded, allow_non_finite=allow_non_finite)
 
-    def _first_plan(self, graph: Graph) -> Plan:
+    def _first_plan(self, graph: Graph, report: Callable[[str], None]) -> Plan:
         cached = graph.cached_plan()
         if cached is not None:
             return cached
-        return graph.build_plan(_log.info) if self._config.compile is CompileMode.WAIT else graph.eager_plan()
+        return graph.build_plan(report) if self._config.compile is CompileMode.WAIT else graph.eager_plan()
 
     def _exempt_modules_from_collection(self) -> None:
         """Keeps the garbage collector away from what an engine has imported, which never dies.

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import shutil
 import threading
 import weakref
@@ -57,6 +58,8 @@ _EXAMINE_MEMORY_BYTES = 32 << 30
 """Of address space: torch maps several GiB that it never touches."""
 _COMPILE_TIMEOUT_S = 3600.0
 _COMPILE_NICE = 15
+_LONGEST_REASON = 600
+_TELLING = re.compile(r"\b(error|failed|cannot|no space)\b", re.IGNORECASE)
 
 
 class AotInductor:
@@ -212,7 +215,8 @@ class AotInductorGraph:
                 cancelled=self._options.cancelled,
             )
         except ChildError as error:
-            raise CompileFailed(f"{self.model_file}: no plan: {error.message}") from error
+            _log.info("what the compiler of %s said: %s", self.model_file, error.message)
+            raise CompileFailed(f"{self.model_file}: no plan: {_in_brief(error.message)}") from error
         except (ChildDied, ChildTimeout) as error:
             raise CompileFailed(f"{self.model_file}: no plan: {error}") from error
         return {
@@ -230,16 +234,11 @@ class AotInductorGraph:
         return f"eager-{self.program.digest}"
 
     def _eager_function(self) -> FlatFunction:
-        from rebind.engines.aot_inductor.eager import EagerFunction, load_flat
-
         archive = self._examined().directory / _WEIGHT_FREE
-        return _loaded.get(self._eager_key, lambda: EagerFunction(load_flat(archive, self.program)))
+        return _loaded.get(self._eager_key, lambda: _load_eager(archive, self.program))
 
     def _compiled_plan(self, entry: PlanEntry) -> FlatPlan:
-        from rebind.engines.aot_inductor.compile_child import LIBRARY
-        from rebind.engines.aot_inductor.native import NativeFunction
-
-        function = _loaded.get(self.key, lambda: NativeFunction(entry.directory / LIBRARY))
+        function = _loaded.get(self.key, lambda: _load_compiled(entry.directory))
         return self._plan(self.key, Tier.COMPILED, function, functools.cache(self._eager_function))
 
     def _plan(
@@ -253,8 +252,32 @@ class AotInductorGraph:
         raise ModelInvalid(str(self.model_file), [fault]) from cause
 
 
+def _in_brief(message: str) -> str:
+    """A compiler's report without its command line and the code around each error: one line."""
+    first, *lines = message.strip().splitlines() or [""]
+    telling = [line.strip() for line in lines if _TELLING.search(line)] or [line.strip() for line in lines[-2:]]
+    return "; ".join([first, *telling])[:_LONGEST_REASON]
+
+
+def _load_eager(archive: Path, program: Program) -> FlatFunction:
+    from rebind.engines.aot_inductor.eager import EagerFunction, load_flat
+
+    return EagerFunction(load_flat(archive, program))
+
+
+def _load_compiled(directory: Path) -> FlatFunction:
+    from rebind.engines.aot_inductor.compile_child import LIBRARY
+    from rebind.engines.aot_inductor.native import NativeFunction
+
+    return NativeFunction(directory / LIBRARY)
+
+
 class _Loaded:
-    """The functions that are loaded in this process, by key, for as long as a plan holds them."""
+    """The functions that are loaded in this process, by key, for as long as a plan holds them.
+
+    One is loaded at a time, and torch is imported by the first: its modules import each other in cycles, so two threads
+    that began at once would wait for each other, or see half a module.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
