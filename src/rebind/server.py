@@ -175,8 +175,8 @@ def run(config: ServerConfig) -> None:
     # Connections and weight sets take a descriptor each; the usual soft limit of 1,024 is for programs that use select.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    # Read when an engine is imported. OpenMP's threads would spin while they wait for each other, and then take a second
-    # for what takes 50 ms as soon as another process wants a processor.
+    # Read when an engine is imported. OpenMP's threads would spin while they wait for each other, and take a second for
+    # what takes 50 ms as soon as another process wants a processor.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     uvloop.run(_serve(config))
 

@@ -83,12 +83,35 @@ def test_float8_is_compared_as_bytes(tmp_path: Path) -> None:
     assert change(tmp_path, a, b) == ValueChange("w", total=3, changed=1, max_absolute=None, max_relative=None)
 
 
-def test_nan_shows_as_nan(tmp_path: Path) -> None:
-    found = change(tmp_path, torch.tensor([1.0, 2.0]), torch.tensor([math.nan, 5.0]))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64])
+def test_nan_are_counted_and_the_others_measured(tmp_path: Path, dtype: torch.dtype) -> None:
+    a = torch.tensor([1.0, 2.0, math.nan, math.nan, 0.0], dtype=dtype)
+    b = torch.tensor([math.nan, 4.0, 3.0, math.nan, 0.0], dtype=dtype)
 
-    assert found.changed == 2
-    assert found.max_absolute is not None
-    assert math.isnan(found.max_absolute)
+    assert change(tmp_path, a, b) == ValueChange("w", total=5, changed=3, max_absolute=2.0, max_relative=0.5, nan=2)
+
+
+def test_nan_are_told_in_words(tmp_path: Path, cli: Cli) -> None:
+    a, b = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    save_file({"some": torch.tensor([1.0, 2.0, 3.0]), "w": torch.ones(2)}, a)
+    save_file({"some": torch.tensor([math.nan, 4.0, 3.0]), "w": torch.full((2,), math.nan)}, b)
+
+    _, out, _ = cli("diff", a, b)
+
+    assert out.splitlines()[:2] == [
+        "~ 'some': 2 of 3 values differ, 1 of them NaN, the others by at most 2 (relative 0.5)",
+        "~ 'w': 2 of 2 values differ, 2 of them NaN",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(1.0, math.inf), (math.inf, -math.inf), (complex(math.inf, 1), complex(math.inf, 2))],
+)
+def test_infinity_is_infinitely_far_from_all_else(tmp_path: Path, old: complex, new: complex) -> None:
+    found = change(tmp_path, torch.tensor([old]), torch.tensor([new]))
+
+    assert (found.max_absolute, found.max_relative, found.nan) == (math.inf, math.inf, 0)
 
 
 def test_the_sign_of_zero_is_a_change_of_no_distance(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rebind.demo.digits import DigitsNet, export
+from rebind.engines.aot_inductor import ENGINE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,6 +116,24 @@ def test_inspect_lists_everything_that_does_not_fit(model_dir: Path, net: Digits
     assert problems["classifier.bias"] == "expected shape [10], got [11]"
 
 
+def test_inspect_names_tensors_with_values_that_a_server_refuses(model_dir: Path, net: DigitsNet, inspect: Any) -> None:
+    weights = net.state_dict()
+    weights["classifier.bias"] = torch.tensor([1.0, float("nan"), float("inf"), *[0.0] * 7])
+    save_file(weights, model_dir / "1" / "model.safetensors")
+
+    code, found = inspect(model_dir)
+
+    assert code == 1
+    (fault,) = found["faults"]
+    assert (fault["where"], fault["problem"]) == ("'classifier.bias'", "2 of its values are NaN or infinite")
+
+    (model_dir / "config.pbtxt").write_text(
+        'parameters { key: "ALLOW_NON_FINITE_WEIGHTS" value { string_value: "true" } }'
+    )
+    code, found = inspect(model_dir)
+    assert (code, found["faults"]) == (0, [])
+
+
 def test_inspect_for_people_has_the_verdict_last(model_dir: Path, net: DigitsNet, cli: Cli, tmp_path: Path) -> None:
     code, out, _ = cli("inspect", model_dir, "--plan-cache-dir", tmp_path)
     assert code == 0
@@ -184,6 +203,69 @@ def test_publish_refuses_a_damaged_file_before_it_replaces_anything(
     assert code == 1
     assert str(damaged) in err
     assert not (model_dir / "1" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("version", ["1", "new"])
+def test_publish_refuses_weights_that_do_not_fit_before_it_replaces_anything(
+    model_dir: Path, net: DigitsNet, cli: Cli, tmp_path: Path, version: str
+) -> None:
+    good = model_dir / "1" / "model.safetensors"
+    save_file(net.state_dict(), good)
+    before = good.read_bytes()
+    weights = net.state_dict()
+    weights["classifier.wieght"] = weights.pop("classifier.weight")
+    weights["classifier.bias"] = torch.zeros(11)
+    save_file(weights, tmp_path / "wrong.safetensors")
+
+    code, out, err = cli("publish", tmp_path / "wrong.safetensors", model_dir, f"--version={version}")
+
+    assert (code, out) == (1, "")
+    assert err.startswith(f"error: {tmp_path}/wrong.safetensors: 3 faults: ")
+    assert "'classifier.bias': expected shape [10], got [11]" in err
+    assert "'classifier.weight': missing" in err
+    assert "'classifier.wieght': unexpected" in err
+    assert good.read_bytes() == before
+    assert [path.name for path in model_dir.iterdir()] == ["1"]
+
+
+class Masked(torch.nn.Module):
+    """A layer with a constant, which state dicts leave out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.mask: torch.Tensor
+        self.register_buffer("mask", torch.tensor([1.0, 0.0, 1.0, 0.0]), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.layer(x) * self.mask)
+
+
+def test_publish_takes_weights_without_the_constants_that_the_model_file_has(cli: Cli, tmp_path: Path) -> None:
+    net = Masked().eval()
+    version = tmp_path / "masked" / "1"
+    version.mkdir(parents=True)
+    torch.export.save(torch.export.export(net, (torch.ones(2, 4),)), version / "model.pt2")
+    save_file(net.state_dict(), tmp_path / "new.safetensors")
+
+    code, out, err = cli("publish", tmp_path / "new.safetensors", version.parent)
+
+    assert (code, out, err) == (0, f"{version}/model.safetensors\n", "")
+
+
+def test_publish_without_the_engine_says_that_nothing_was_checked(
+    model_dir: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file({"w": torch.ones(1)}, tmp_path / "new.safetensors")
+    monkeypatch.setattr(ENGINE, "unavailable_reason", lambda: "torch is not installed")
+
+    code, out, err = cli("publish", tmp_path / "new.safetensors", model_dir)
+
+    assert (code, out) == (0, f"{model_dir}/1/model.safetensors\n")
+    assert err == (
+        "warning: not checked whether the weights fit: engine 'aot_inductor', which serves model.pt2, cannot run here:"
+        " torch is not installed\n"
+    )
 
 
 def test_publish_names_the_file_as_the_configuration_says(

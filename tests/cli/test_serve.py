@@ -123,6 +123,25 @@ def test_a_switch_is_nothing_else(cli: Cli, started: Started) -> None:
     assert err == ("error: Invalid value for '--strict-readiness': 'maybe' is none of true, on, 1, false, off, 0\n")
 
 
+def test_a_value_that_is_not_on_the_list_is_refused_with_the_list(cli: Cli, started: Started) -> None:
+    code, _, err = cli("serve", "--model-repository=/models", "--model-control-mode=polll")
+
+    assert (code, started) == (2, [])
+    assert err == "error: Invalid value for '--model-control-mode': 'polll' is not one of 'none', 'poll', 'explicit'.\n"
+
+
+@pytest.mark.parametrize("flag", ["--grpc-port", "--allow-metrics", "--trace-config", "--http-thread-count"])
+@pytest.mark.parametrize("rest", [[], ["8001"], None])
+def test_flags_of_triton_that_are_not_there_yet_say_so(
+    cli: Cli, started: Started, flag: str, rest: list[str] | None
+) -> None:
+    given = [f"{flag}=1"] if rest is None else [flag, *rest]
+    code, out, err = cli("serve", "--model-repository=/models", *given)
+
+    assert (code, out, started) == (2, "", [])
+    assert err == f"error: {flag} is a flag of Triton's for a part that is not there yet in rebind; leave it out\n"
+
+
 def test_a_switch_prints_as_it_is_written() -> None:
     assert [parse_switch(str(switch)) for switch in Switch] == list(Switch)
 

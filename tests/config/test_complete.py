@@ -118,6 +118,14 @@ def test_configured_outputs_are_all_there_are() -> None:
     assert config.outputs == (ModelTensor("OUTPUT__1", FP32, (-1,), label_filename="labels.txt"),)
 
 
+def test_outputs_are_called_as_the_model_calls_its_results() -> None:
+    facts = replace(BATCHED, outputs=(TensorSpec("probs", FP32, (-1, 10)), TensorSpec("logits", FP32, (-1, -1))))
+    assert completed("", facts).outputs == (ModelTensor("probs", FP32, (10,)), ModelTensor("logits", FP32, (-1,)))
+    assert completed('output { name: "logits" }', facts).outputs == (ModelTensor("logits", FP32, (-1,)),)
+    once = complete(parse_pbtxt("", "m"), facts, "m")
+    assert complete(once, facts, "m") == once
+
+
 def test_narrower_dims_and_wider_outputs_are_allowed() -> None:
     facts = replace(STATIC, inputs=(TensorSpec("x", FP32, (-1, 8)),))
     text = 'input { name: "x" dims: [ 5, 8 ] } output { name: "OUTPUT__0" dims: [ -1 ] }'

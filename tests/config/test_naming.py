@@ -6,6 +6,8 @@ from rebind.config.naming import TensorOrder, input_order, output_order
 from rebind.errors import ConfigInvalid
 from rebind.tensor import DataType, TensorSpec
 
+NAMED = tuple(TensorSpec(name, DataType.FP32, (-1,)) for name in ("logits", "probs", "embedding"))
+NAMELESS = tuple(TensorSpec(f"OUTPUT__{i}", DataType.FP32, (-1,)) for i in range(3))
 GRAPH = tuple(TensorSpec(name, DataType.FP32, (-1,)) for name in ("image", "mask", "scale__2"))
 
 
@@ -39,7 +41,9 @@ def test_warnings_are_tritons() -> None:
         "input 'foo' or previous input(s) are neither an input argument to the model 'm' nor do they follow the "
         "<name>__<index> naming convention. Falling back to enforcing strict ordering from model configuration."
     )
-    assert output_order("m", ["foo"], GRAPH).warning.startswith("output 'foo' or previous output(s) of the model 'm'")
+    assert output_order("m", ["foo"], NAMELESS).warning.startswith(
+        "output 'foo' or previous output(s) of the model 'm'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,3 +69,35 @@ def test_text_of_a_missing_output_is_tritons() -> None:
         "The output OUT__3 in the model configuration refers to an output index which doesn't exist. "
         "This model has 3 outputs"
     ) in str(caught.value)
+
+
+def refused_outputs(names: list[str], specs: tuple[TensorSpec, ...] = NAMED) -> list[str]:
+    with pytest.raises(ConfigInvalid, match="configuration of model 'm'") as caught:
+        output_order("m", names, specs)
+    return [str(fault) for fault in caught.value.faults]
+
+
+@pytest.mark.parametrize(
+    ("names", "order"),
+    [
+        (["probs", "logits"], TensorOrder((1, 0), by_name=True)),
+        (["OUTPUT__2", "probs__0"], TensorOrder((2, 0), by_name=False)),
+    ],
+)
+def test_named_results_are_found_by_name_and_by_index(names: list[str], order: TensorOrder) -> None:
+    assert output_order("m", names, NAMED) == order
+
+
+def test_named_results_are_never_taken_in_order() -> None:
+    listed = "is none of those that the model returns: 'logits', 'probs', 'embedding'"
+    assert refused_outputs(["probs", "Logit", "scores"]) == [
+        f"output 'Logit' {listed}; did you mean 'logits'?",
+        f"output 'scores' {listed}; use these names, or <name>__<index> for all outputs",
+    ]
+    assert len(refused_outputs(["probs", "OUTPUT__0"])) == 1
+
+
+def test_a_key_that_looks_like_the_index_of_another_result_is_not_taken_for_it() -> None:
+    swapped = tuple(TensorSpec(name, DataType.FP32, (-1,)) for name in ("a__1", "b__0"))
+    assert output_order("m", ["b__0"], swapped) == TensorOrder((1,), by_name=True)
+    assert refused_outputs(["a__1", "x__0"], swapped)[0].startswith("output 'x__0' is none of those")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,3 +53,17 @@ def test_failed_requests_and_the_compiled_plan_change_the_picture(tmp_path: Path
     draw(timeline, Summary.of(timeline), tmp_path / "after.png")
 
     assert not np.array_equal(imread(tmp_path / "before.png"), imread(tmp_path / "after.png"))
+
+
+def test_the_title_says_when_no_compiled_plan_took_over(tmp_path: Path) -> None:
+    timeline = timeline_with(refits=3)
+    summary = Summary.of(timeline)
+    pictures = []
+    for served in (False, True):
+        draw(timeline, replace(summary, compiled_plan_served=served), tmp_path / "demo.png")
+        pictures.append(imread(tmp_path / "demo.png"))
+
+    changed = np.argwhere((pictures[0] != pictures[1]).any(axis=2))
+
+    assert len(changed)
+    assert changed[:, 0].max() < 40  # rows of pixels from the top

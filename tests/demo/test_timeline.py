@@ -78,6 +78,24 @@ def test_a_demo_that_reached_its_marks_has_no_shortfalls(timeline: Timeline) -> 
     assert Summary.of(timeline).shortfalls(accuracy_above=0.8, refits_at_least=2) == []
 
 
+def test_a_failed_compile_is_told_in_one_line_with_its_begin_and_end(timeline: Timeline) -> None:
+    command = "\n".join(f"-L/some/directory/{number}" for number in range(100))
+    timeline.compile_error = f"Internal: model.pt2: no plan: C++ compile error\n{command}\nld: cannot find -ltorch\n"
+
+    summary = Summary.of(timeline)
+
+    assert summary.why_eager == summary.compile_error
+    assert len(summary.why_eager) <= 240
+    assert summary.why_eager.startswith("Internal: model.pt2: no plan: C++ compile error -L/some")
+    assert summary.why_eager.endswith("-L/some/directory/99 ld: cannot find -ltorch")
+
+
+def test_a_compile_that_has_not_ended_is_not_a_failed_one(timeline: Timeline) -> None:
+    assert Summary.of(timeline).why_eager == "the compile had not ended yet"
+    timeline.compiled_since = 103.0
+    assert Summary.of(timeline).why_eager == ""
+
+
 def test_history_entries_become_generations() -> None:
     entry = {"generation": 1, "label": "", "digest": "ab", "cause": "load", "committed_at": 5.0, "refit_ms": 900.0}
 

@@ -82,3 +82,13 @@ def test_summary_names_the_figures(timeline: Timeline) -> None:
 
     for part in ("1 / 1", "2 / 0", "0.750", "1.00 / 2.00 ms", "3.46 ms", "100 ms", "3 s"):
         assert part in text
+
+
+def test_summary_tells_why_no_compiled_plan_took_over(timeline: Timeline) -> None:
+    timeline.compile_error = "no plan: ld: [/usr/bin/ld]\n cannot find -ltorch"
+
+    rows = text_of(summary_table(Summary.of(timeline))).splitlines()
+
+    assert any(
+        "plan at the end" in row and "eager: no plan: ld: [/usr/bin/ld] cannot find -ltorch" in row for row in rows
+    )

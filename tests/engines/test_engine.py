@@ -144,7 +144,8 @@ def test_a_compiler_that_fails_leaves_nothing_behind(
 
 
 def test_a_compilers_report_is_told_in_one_line() -> None:
-    report = "CppCompileError: C++ compile error\n\nCommand:\ng++ -O3 -L/a/b c.o\n\nOutput:\n/usr/bin/ld: cannot find -ltorch\n"
+    command = "Command:\ng++ -O3 -L/a/b c.o"
+    report = f"CppCompileError: C++ compile error\n\n{command}\n\nOutput:\n/usr/bin/ld: cannot find -ltorch\n"
     assert _in_brief(report) == "CppCompileError: C++ compile error; /usr/bin/ld: cannot find -ltorch"
     assert _in_brief("KeyError: 'x'\none\ntwo\nthree") == "KeyError: 'x'; two; three"
     assert len(_in_brief("error\n" * 1000)) == 600

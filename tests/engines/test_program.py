@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections import OrderedDict, UserDict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from rebind.engines.aot_inductor.archive import Archive
 from rebind.engines.aot_inductor.program import Program, read_program
@@ -64,6 +66,91 @@ def test_inputs_have_the_names_of_arguments_and_outputs_are_flat(archives: dict[
     )
     assert half.batch is None
     assert program_of(archives["transformer"]).batch == SizeRange(1, 64)
+
+
+class Returns(nn.Module):
+    """Gives to ``pack`` what it computes: a float tensor, and one of integers."""
+
+    def __init__(self, pack: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.pack = pack
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.pack(x + 1, x.argmax(1))
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict])
+def test_results_have_the_keys_of_a_dictionary(kind: Any, exported: Callable[..., Program]) -> None:
+    program = exported(Returns(lambda x, i: kind([("z", x), ("a b", i)])), torch.zeros(4, 4))
+    assert [(spec.name, spec.datatype) for spec in program.outputs] == [("z", DataType.FP32), ("a b", DataType.INT64)]
+    assert program.batch == SizeRange(1, 64)
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [
+        lambda x, i: {1: x, 2: i},
+        lambda x, i: {"": x, "a": i},
+        lambda x, i: {"a\n": x, "b": i},
+        lambda x, i: {"pair": (x, i)},
+        lambda x, i: ({"a": x}, {"b": i}),
+        lambda x, i: [x, i],
+    ],
+)
+def test_results_without_usable_keys_are_numbered(pack: Any, exported: Callable[..., Program]) -> None:
+    program = exported(Returns(pack), torch.zeros(4, 4))
+    assert [(spec.name, spec.datatype) for spec in program.outputs] == [
+        ("OUTPUT__0", DataType.FP32),
+        ("OUTPUT__1", DataType.INT64),
+    ]
+
+
+class Record(UserDict[str, Any]):
+    """A dictionary of a type that torch does not know by itself."""
+
+
+class Couple(NamedTuple):
+    x: torch.Tensor
+    i: torch.Tensor
+
+
+class Opaque(UserDict[str, Any]):
+    """Writes its keys in a form that nobody else reads."""
+
+
+def _flatten(record: UserDict[str, Any]) -> tuple[list[Any], list[str]]:
+    return list(record.values()), list(record)
+
+
+@pytest.fixture(scope="module")
+def registered_types() -> None:
+    pytree.register_pytree_node(
+        Record, _flatten, lambda values, keys: Record(zip(keys, values, strict=True)), serialized_type_name="Record"
+    )
+    pytree.register_pytree_node(
+        Opaque,
+        _flatten,
+        lambda values, keys: Opaque(zip(keys, values, strict=True)),
+        serialized_type_name="Opaque",
+        to_dumpable_context=";".join,
+        from_dumpable_context=lambda text: text.split(";"),
+    )
+    pytree._register_namedtuple(Couple, serialized_type_name="Couple")
+
+
+@pytest.mark.usefixtures("registered_types")
+@pytest.mark.parametrize(
+    ("pack", "names"),
+    [
+        (lambda x, i: Record(b=x, a=i), ["b", "a"]),
+        (lambda x, i: Opaque(b=x, a=i), ["OUTPUT__0", "OUTPUT__1"]),
+        (Couple, ["OUTPUT__0", "OUTPUT__1"]),
+    ],
+)
+def test_types_of_users_have_names_where_they_write_keys(
+    pack: Any, names: list[str], exported: Callable[..., Program]
+) -> None:
+    assert [spec.name for spec in exported(Returns(pack), torch.zeros(4, 4)).outputs] == names
 
 
 class Gram(nn.Module):

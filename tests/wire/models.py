@@ -50,6 +50,13 @@ class EchoTwo(torch.nn.Module):
         return a.clone(), b.clone()
 
 
+class EchoNamed(torch.nn.Module):
+    """Two results of one shape and datatype, so that only their names tell which is which."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"same": x.clone(), "negative": -x}
+
+
 class EchoMany(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(tensor.clone() for tensor in tensors)
@@ -79,6 +86,7 @@ def export_archives(directory: Path) -> None:
     export("one", Echo(), (torch.zeros(3, 4),), ({0: BATCH, 1: WIDTH},))
     export("scalar", Echo(), (torch.tensor(0.0),), None)
     export("two", EchoTwo(), (torch.zeros(3, 2), torch.zeros(3, 3, dtype=torch.int32)), ({0: BATCH}, {0: BATCH}))
+    export("named", EchoNamed(), (torch.zeros(3, 2),), ({0: BATCH},))
     for name, datatypes in (("numbers", NUMBERS), ("halves", HALVES)):
         inputs = tuple(torch.zeros(3, 2, dtype=TORCH[datatype]) for datatype in datatypes)
         export(name, EchoMany(), inputs, (tuple({0: BATCH} for _ in inputs),))

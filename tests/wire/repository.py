@@ -37,6 +37,9 @@ MODELS = {
     "by_name": Served("two", "\n".join(_BY_NAME)),
     "by_index": Served("two", "\n".join(_BY_INDEX)),
     "by_order": Served("two", "\n".join(_BY_ORDER)),
+    "named": Served("named"),
+    "named_turned": Served("named", 'output { name: "negative" } output { name: "same" }'),
+    "named_by_index": Served("named", 'output { name: "O__1" } output { name: "O__0" }'),
     "counted": Served("lookup"),
     LATE: Served("lookup"),
 }

@@ -77,6 +77,22 @@ def test_only_the_outputs_asked_for_are_sent(triton: Any) -> None:
     assert [output["name"] for output in response["outputs"]] == ["OUTPUT__1"]
 
 
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        ("named", ["same", "negative"]),
+        ("named_turned", ["negative", "same"]),
+        ("named_by_index", ["O__1", "O__0"]),
+    ],
+)
+def test_results_of_a_dictionary_come_under_their_names(triton: Any, model: str, names: list[str]) -> None:
+    x = np.array([[1, 2]], np.float32)
+    result = triton.infer(model, [given("INPUT__0", x)])
+    assert [output["name"] for output in result.get_response()["outputs"]] == names
+    for name in names:
+        assert same(result.as_numpy(name), -x if name in {"negative", "O__1"} else x)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
 def test_every_batch_size_up_to_the_largest(triton: Any, rows: int) -> None:
     ids = np.arange(rows * 3).reshape(rows, 3) % 10

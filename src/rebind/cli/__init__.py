@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+_PYDANTIC_PREFIX = "Value error, "
+"""Typer reads values with pydantic, which puts its name of the exception in front of the message."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code: 0, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C."""
     # A character that the terminal cannot show is escaped, and does not end the command.
@@ -48,7 +52,7 @@ def _explain(error: Exception) -> tuple[str, int]:
     from rebind.errors import RebindError
 
     if isinstance(error, TyperException):
-        return error.format_message(), error.exit_code
+        return error.format_message().replace(_PYDANTIC_PREFIX, "", 1), error.exit_code
     if isinstance(error, RebindError):
         return str(error), 1
     if isinstance(error, Abort):

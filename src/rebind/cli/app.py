@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rebind.cli import demo, diff, engines, inspect, plans, publish, serve, split
-from rebind.cli.switch import SwitchCommand
+from rebind.cli.flags import ServeCommand
 
 app = typer.Typer(
     name="rebind",
@@ -36,7 +36,7 @@ def _before_commands(
     """Options that every command has; ``main`` takes ``--debug`` out beforehand, it stands here for ``--help``."""
 
 
-app.command(cls=SwitchCommand)(serve.serve)
+app.command(cls=ServeCommand)(serve.serve)
 app.command()(demo.demo)
 app.command()(inspect.inspect)
 app.command()(publish.publish)

@@ -30,9 +30,9 @@ _NUMPY = {
 class ValueChange:
     """A tensor of equal dtype and shape in both files, ``changed`` of whose ``total`` elements differ in their bits.
 
-    ``max_absolute`` is the largest |a - b| and ``max_relative`` the largest |a - b| / max(|a|, |b|); nan when a
-    differing element is not a number. Both are None where the dtype has bytes only; ``changed`` and ``total`` count
-    bytes then.
+    ``nan`` of those that differ are NaN in either file. Over the others, ``max_absolute`` is the largest |a - b| and
+    ``max_relative`` the largest |a - b| / max(|a|, |b|), 0 without others. Both are None where the dtype has bytes
+    only; ``changed`` and ``total`` count bytes then.
     """
 
     name: str
@@ -40,6 +40,7 @@ class ValueChange:
     changed: int
     max_absolute: float | None
     max_relative: float | None
+    nan: int = 0
 
 
 @dataclass(slots=True)
@@ -97,6 +98,7 @@ class _Comparison:
         self._name, self._info = name, info
         self._itemsize = _itemsize(info.dtype)
         self._changed = 0
+        self._nan = 0
         self._largest = np.zeros(2)
         """The absolute and the relative difference."""
 
@@ -116,15 +118,19 @@ class _Comparison:
         differs = (old != new).any(axis=1)
         self._changed += int(differs.sum())
         if _is_numeric(self._info.dtype):
-            largest = _largest_differences(*(_numbers(self._info.dtype, side[differs]) for side in (old, new)))
-            self._largest = np.maximum(self._largest, largest)
+            before, after = (_numbers(self._info.dtype, side[differs]) for side in (old, new))
+            nan = np.isnan(before) | np.isnan(after)
+            self._nan += int(nan.sum())
+            self._largest = np.maximum(self._largest, _largest_differences(before[~nan], after[~nan]))
 
     def result(self) -> ValueChange | None:
         """What was found; None when both are equal."""
         if not self._changed:
             return None
         absolute, relative = self._largest.tolist() if _is_numeric(self._info.dtype) else (None, None)
-        return ValueChange(self._name, self._info.nbytes // self._itemsize, self._changed, absolute, relative)
+        return ValueChange(
+            self._name, self._info.nbytes // self._itemsize, self._changed, absolute, relative, self._nan
+        )
 
 
 def _is_numeric(dtype: str) -> bool:
@@ -145,10 +151,12 @@ def _numbers(dtype: str, elements: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
 
 
 def _largest_differences(old: npt.NDArray[Any], new: npt.NDArray[Any]) -> tuple[float, float]:
-    """The largest absolute and relative difference; there is at least one element."""
-    with np.errstate(all="ignore"):  # infinities and nan are what the result is to show
+    """The largest absolute and relative difference of numbers that differ in their bits and are not NaN; 0 of none."""
+    with np.errstate(all="ignore"):  # infinities are what the result is to show
         absolute = np.abs(old - new)
+        # Complex numbers with one infinite part in common.
+        absolute[np.isnan(absolute)] = np.inf
         scale = np.maximum(np.abs(old), np.abs(new))
-        # 0 against -0 differs in its bits, and is no distance apart.
-        relative = np.where(absolute == 0, 0.0, absolute / scale)
-    return float(absolute.max()), float(relative.max())
+        # 0 against -0 differs in its bits, and is no distance apart; infinity against infinity would have no ratio.
+        relative = np.select([absolute == 0, np.isinf(absolute)], [0.0, np.inf], absolute / scale)
+    return float(absolute.max(initial=0.0)), float(relative.max(initial=0.0))

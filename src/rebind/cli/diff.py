@@ -63,7 +63,10 @@ def show(found: WeightsDiff, console: Console) -> None:
 def _describe(change: ValueChange) -> str:
     if change.max_absolute is None:
         return f"{change.changed} of {change.total} bytes differ"
-    return (
-        f"{change.changed} of {change.total} values differ, by at most {change.max_absolute:.3g}"
-        f" (relative {change.max_relative:.3g})"
-    )
+    text = f"{change.changed} of {change.total} values differ"
+    if change.nan:
+        text += f", {change.nan} of them NaN"
+    if change.nan == change.changed:
+        return text
+    others = ", the others" if change.nan else ","
+    return f"{text}{others} by at most {change.max_absolute:.3g} (relative {change.max_relative:.3g})"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,7 +51,7 @@ def inspect(
 ) -> int:
     """Show what a model needs, and whether its weights fit.
 
-    Nothing is compiled or run. Exit code 1 if the weights do not fit.
+    The weights are read as a server reads them; nothing is compiled or run. Exit code 1 if they do not fit.
     """
     from rebind.console.output import result_console
 
@@ -84,31 +86,35 @@ def examine(model_dir: Path, version: int | None, plan_cache_dir: Path | None) -
     engine = engine_for_config(config.platform, config.backend) or engine_for_file(source.plan_file.name)
     cache = PlanCache(plan_cache_dir or default_plan_cache_dir())
     graph = engine.open(source.plan_file, EngineOptions(cache))
+    complete = complete_config(directory.name, config, source, graph, engine)
     return Inspection(
         model=directory.name,
         source=source,
         engine=engine,
         graph=graph,
-        io=Signature(complete_config(directory.name, config, source, graph, engine), graph).io,
+        io=Signature(complete, graph).io,
         plan_cached=cache.plans.get(graph.key) is not None,
         label=published_label(source.weights_file),
-        faults=_faults(graph, source),
+        faults=_faults(graph, source, allow_non_finite=complete.allow_non_finite_weights),
     )
 
 
-def _faults(graph: Graph, source: VersionSource) -> tuple[Fault, ...]:
-    """Everything about the version's weights that does not fit the slots, by their headers."""
+def _faults(graph: Graph, source: VersionSource, *, allow_non_finite: bool) -> tuple[Fault, ...]:
+    """What a server would refuse the version's weights for: it is found by storing them, as a server does."""
+    from rebind.console.progress import byte_progress
     from rebind.errors import WeightsRefused
     from rebind.weights.formats import open_weights
-    from rebind.weights.slots import check
+    from rebind.weights.store import WeightStore
 
     try:
-        with graph.embedded_weights() as embedded:
+        with ExitStack() as stack:
+            embedded = stack.enter_context(graph.embedded_weights())
+            report = stack.enter_context(byte_progress("reading"))
+            put = partial(WeightStore().put, graph.slots, allow_non_finite=allow_non_finite, report=report)
             if source.weights_file is None:
-                check(graph.slots, embedded.tensors, embedded.subject)
+                put(embedded)
             else:
-                with open_weights(source.weights_file) as weights:
-                    check(graph.slots, weights.tensors, weights.subject, embedded.tensors)
+                put(stack.enter_context(open_weights(source.weights_file)), embedded)
     except WeightsRefused as refusal:
         return refusal.faults
     return ()

@@ -10,6 +10,9 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from rebind.config.schema import ConfigMessage
+    from rebind.weights.formats import WeightsSource
+
 NEW = "new"
 
 
@@ -39,18 +42,43 @@ def publish(
 ) -> None:
     """Put weights into a model's directory, for a server to refit.
 
-    A server that watches the directory sees the old file or the new one, whole. A damaged file is refused before it
-    replaces anything. Prints where the weights are now.
+    A server that watches the directory sees the old file or the new one, whole. A damaged file, or one that does not
+    fit the model, is refused before it replaces anything. Prints where the weights are now.
     """
     from rebind.cli.model_dir import open_model_dir
     from rebind.console.progress import byte_progress
     from rebind.repository.publish import publish as publish_weights
+    from rebind.repository.versions import nearest_plan
     from rebind.weights.formats import open_weights
 
-    directory, _, layout = open_model_dir(model_dir)
+    directory, config, layout = open_model_dir(model_dir)
     number = parse_version(version, directory.versions)
-    with open_weights(weights):  # checks the whole header, or that of every shard
-        pass
+    with open_weights(weights) as opened:  # checks the whole header, or that of every shard
+        target = max(directory.versions, default=0) + 1 if number is None else number
+        _, plan_file = nearest_plan(directory, target, layout)
+        _require_fit(opened, plan_file, config)
     with byte_progress("publishing") as progress:
         path = publish_weights(weights, directory.path, number, label, layout=layout, report=progress)
     typer.echo(path)
+
+
+def _require_fit(weights: WeightsSource, plan_file: Path, config: ConfigMessage) -> None:
+    """Raises :class:`rebind.errors.WeightsRefused` with everything that does not fit the slots of ``plan_file``.
+
+    Where weights come from need not be where they serve: without the engine they go unchecked, and stderr says so.
+    """
+    from rebind.config.server import default_plan_cache_dir
+    from rebind.engines.contract import EngineOptions
+    from rebind.engines.registry import find_engine
+    from rebind.errors import Unsupported
+    from rebind.plans.cache import PlanCache
+    from rebind.weights.slots import check
+
+    try:
+        options = EngineOptions(PlanCache(default_plan_cache_dir()))
+        graph = find_engine(plan_file, config).open(plan_file, options)
+    except Unsupported as reason:
+        typer.echo(f"warning: not checked whether the weights fit: {reason}", err=True)
+        return
+    with graph.embedded_weights() as embedded:
+        check(graph.slots, weights.tensors, weights.subject, embedded.tensors)

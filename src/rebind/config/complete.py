@@ -12,7 +12,7 @@ from rebind.errors import ConfigInvalid, Fault
 from rebind.tensor import SizeRange, format_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from rebind.tensor import TensorSpec
 
@@ -51,9 +51,9 @@ def complete(
 ) -> ConfigMessage:
     """A normalised copy of ``message`` in which everything that it leaves open is as the model has it.
 
-    * Inputs and outputs are those of the graph, named ``INPUT__<i>`` and ``OUTPUT__<i>``. Configured ones stay, with
-      their names and values (:mod:`rebind.config.naming` says which is which), and get what they lack. Missing inputs
-      are added; missing outputs only when none is configured.
+    * Inputs and outputs are those of the graph. Configured ones stay, with their names and values
+      (:mod:`rebind.config.naming` says which is which), and get what they lack. Missing inputs are added as
+      ``INPUT__<i>``; missing outputs, only when none is configured, under the names of the graph's results.
     * ``max_batch_size`` is ``default_max_batch_size`` within the model's limits, if the model has a batch dimension and
       no configured ``dims`` are written out with it. A configuration that sets 0 looks like one that sets nothing.
     * Scalars are ``dims: [ 1 ]`` with an empty ``reshape``; so are those configured as ``dims: [ 1 ]`` (case C4).
@@ -142,9 +142,10 @@ def _fill_batch_size(config: ConfigMessage, facts: GraphFacts, default: int) -> 
 
 
 def _fill_tensors(config: ConfigMessage, facts: GraphFacts) -> None:
-    _add_missing(config.input, "INPUT", facts.inputs, _input_order(config, facts))
+    _add_missing_inputs(config, facts)
     if not config.output:
-        _add_missing(config.output, "OUTPUT", facts.outputs, _output_order(config, facts))
+        for spec in facts.outputs:
+            config.output.add(name=spec.name)
     for pair in _pairs(config, facts):
         if not pair.tensor.data_type:
             pair.tensor.data_type = pair.spec.datatype.config_name
@@ -152,11 +153,12 @@ def _fill_tensors(config: ConfigMessage, facts: GraphFacts) -> None:
             pair.tensor.dims.extend(_without_batch(pair.spec.shape, config) or (1,))
 
 
-def _add_missing(tensors: ConfigMessage, prefix: str, specs: Sequence[TensorSpec], order: TensorOrder) -> None:
+def _add_missing_inputs(config: ConfigMessage, facts: GraphFacts) -> None:
     """Adds what is not configured, under names by which the rule that found the configured ones finds these too."""
-    for position, spec in enumerate(specs):
+    order = _input_order(config, facts)
+    for position, spec in enumerate(facts.inputs):
         if position not in order.positions:
-            tensors.add(name=spec.name if order.by_name else f"{prefix}__{position}")
+            config.input.add(name=spec.name if order.by_name else f"INPUT__{position}")
 
 
 def _reshape_scalars(config: ConfigMessage, facts: GraphFacts) -> None:

@@ -2,9 +2,11 @@
 
 The first rule that fits *all* configured names is taken:
 
-1. every name is a name of the graph (an argument of ``forward``);
+1. every name is a name of the graph (an argument of ``forward``, a key of the dictionary that it returns);
 2. every name is ``<text>__<digits>``: the digits are the position;
 3. otherwise names mean nothing and tensors are taken in the order of the configuration, with a warning.
+
+Outputs of a graph that names its results are never taken by rule 3: an answer under a wrong name is no answer.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rebind.config.wording import closest
 from rebind.errors import ConfigInvalid, Fault
 
 if TYPE_CHECKING:
@@ -44,12 +47,20 @@ def input_order(model: str, names: Sequence[str], specs: Sequence[TensorSpec]) -
 
 
 def output_order(model: str, names: Sequence[str], specs: Sequence[TensorSpec]) -> TensorOrder:
-    """The order of the configured outputs ``names``. Raises :class:`ConfigInvalid` for a position that is not there."""
+    """The order of the configured outputs ``names``. Raises :class:`ConfigInvalid` for a position that is not there.
+
+    So it does for names that say nothing, or two things, about results that have names of their own (``specs`` without
+    are called ``OUTPUT__<i>``).
+    """
     warning = (
         f"output '{_first_foreign(names)}' or previous output(s) of the model '{model}' do not follow the "
         f"<name>__<index> naming convention. {_STRICT_ORDERING}"
     )
-    return _order("output", model, names, specs, warning)
+    order = _order("output", model, names, specs, warning)
+    results = [spec.name for spec in specs]
+    if order.warning or _contradicts(names, order, results):
+        _check_results(model, names, results)
+    return order
 
 
 def _order(kind: str, model: str, names: Sequence[str], specs: Sequence[TensorSpec], warning: str) -> TensorOrder:
@@ -97,6 +108,31 @@ def _check(kind: str, model: str, names: Sequence[str], positions: Sequence[int]
         if position in positions[:number]:
             first = names[positions.index(position)]
             raise _invalid(model, f"{kind}s '{first}' and '{name}' are both {kind} {position} of the model")
+
+
+def _contradicts(names: Sequence[str], order: TensorOrder, results: Sequence[str]) -> bool:
+    """Whether a name is that of another result than the one at its position."""
+    return any(
+        name in results and results[position] != name for name, position in zip(names, order.positions, strict=True)
+    )
+
+
+def _check_results(model: str, names: Sequence[str], results: Sequence[str]) -> None:
+    """Refuses all ``names`` that are no result's, if the graph names its results."""
+    if all(name == f"OUTPUT__{position}" for position, name in enumerate(results)):
+        return
+    listed = ", ".join(f"'{name}'" for name in results)
+    faults = [
+        Fault("", f"output '{name}' is none of those that the model returns: {listed}", _result_remedy(name, results))
+        for name in names
+        if name not in results
+    ]
+    raise ConfigInvalid(f"configuration of model '{model}'", faults)
+
+
+def _result_remedy(name: str, results: Sequence[str]) -> str:
+    match = closest(name, results)
+    return f"did you mean '{match}'?" if match else "use these names, or <name>__<index> for all outputs"
 
 
 def _invalid(model: str, problem: str) -> ConfigInvalid:

@@ -35,7 +35,8 @@ def draw(timeline: Timeline, summary: Summary, path: Path) -> None:
         upper, lower = figure.subplots(2, 1, sharex=True)
         figure.suptitle(
             f"A network learns while it is served: {summary.refits} refits, {summary.requests} requests,"
-            f" {summary.failed_requests} failed",
+            f" {summary.failed_requests} failed"
+            + ("" if summary.compiled_plan_served else "; no compiled plan took over"),
             fontsize=13,
         )
         _draw_accuracy(upper, timeline)

@@ -135,6 +135,7 @@ class Session:
             for entry in body["history"]:
                 self._timeline.add_generation(Generation.from_history(entry))
             self._news.set()
+            self._timeline.compile_error = body["compile_error"]
             if body["tier"] == "compiled" and self._timeline.compiled_since is None:
                 self._timeline.compiled_since = time.time()
             await asyncio.sleep(POLL_S)

@@ -90,6 +90,8 @@ class Timeline:
     generations: dict[int, Generation] = field(default_factory=dict)
     compiled_since: float | None = None
     """When the compiled plan was first seen to answer; None while the eager tier does."""
+    compile_error: str | None = None
+    """Why there will be no compiled plan, in the server's words; None if nothing has failed."""
 
     def add_answer(self, answer: Answer) -> None:
         """Notes a request."""
@@ -166,6 +168,8 @@ class Summary:
     median_refit_ms: float | None
     median_publish_to_serving_ms: float | None
     compiled_plan_served: bool
+    compile_error: str | None
+    """In one line; None if nothing failed."""
 
     @classmethod
     def of(cls, timeline: Timeline) -> Summary:
@@ -189,7 +193,15 @@ class Summary:
             median_refit_ms=median(refit.refit_ms for refit in refits),
             median_publish_to_serving_ms=median(timeline.publish_to_serving_ms(refit) for refit in refits),
             compiled_plan_served=timeline.compiled_since is not None,
+            compile_error=None if timeline.compile_error is None else one_line(timeline.compile_error),
         )
+
+    @property
+    def why_eager(self) -> str:
+        """Why no compiled plan took over; empty when one did."""
+        if self.compiled_plan_served:
+            return ""
+        return self.compile_error or "the compile had not ended yet"
 
     def shortfalls(self, *, accuracy_above: float, refits_at_least: int) -> list[str]:
         """What keeps the demo from being a success, in words; empty when it is one."""
@@ -212,6 +224,16 @@ def accuracy(answers: Sequence[Answer]) -> float | None:
 def latencies(answers: Iterable[Answer]) -> list[float]:
     """Latencies in milliseconds of the requests that were answered."""
     return [answer.latency_s * 1e3 for answer in answers if not answer.error]
+
+
+def one_line(text: str, at_most: int = 240) -> str:
+    """``text`` with each run of white space as one blank, and without its middle if longer than ``at_most``.
+
+    A compile error begins with what failed and ends with the linker's reason; the command between them is long.
+    """
+    line = " ".join(text.split())
+    half = (at_most - len(" ... ")) // 2
+    return line if len(line) <= at_most else f"{line[:half]} ... {line[-half:]}"
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -108,11 +109,11 @@ def summary_table(summary: Summary) -> Table:
         "request latency p50 / p99": f"{summary.p50_ms:.2f} / {summary.p99_ms:.2f} ms",
         "refit, median": f"{decimals(summary.median_refit_ms, 2)} ms",
         "publish to serving, median": f"{decimals(summary.median_publish_to_serving_ms, 0)} ms, poll interval included",
-        "plan at the end": "compiled" if summary.compiled_plan_served else "eager",
+        "plan at the end": "compiled" if summary.compiled_plan_served else f"eager: {summary.why_eager}",
         "duration": f"{summary.duration_s:.0f} s",
     }
     for name, value in rows.items():
-        shown.add_row(name, value)
+        shown.add_row(name, Text(value))  # brackets in a compiler's words are no markup
     return shown
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rebind.engines.aot_inductor.archive import Archive
 from rebind.engines.aot_inductor.embedded import EmbeddedWeights
+from rebind.engines.aot_inductor.plain_paths import import_from_plain_paths, plain_path
 from rebind.engines.aot_inductor.program import read_program
 from rebind.errors import CompileFailed
 from rebind.plans.build import serve_child
@@ -42,8 +43,9 @@ def build(request: dict[str, Any], report: Callable[[str], None]) -> dict[str, A
     started = time.monotonic()
     # The compiler's own files go with this block; what is verified after it is all that the entry has.
     with tempfile.TemporaryDirectory(dir=directory, prefix="compiler-") as scratch:
-        os.environ.update(TMPDIR=scratch, TORCHINDUCTOR_CACHE_DIR=scratch)
-        tempfile.tempdir = scratch
+        tempfile.tempdir = plain_path(scratch)
+        os.environ.update(TMPDIR=tempfile.tempdir, TORCHINDUCTOR_CACHE_DIR=tempfile.tempdir)
+        import_from_plain_paths()  # before torch, which derives the paths of its libraries from its own
 
         from rebind.engines.aot_inductor.eager import EagerFunction, load_flat
         from rebind.engines.aot_inductor.native import NativeFunction

@@ -42,7 +42,10 @@ _RE_EXPORT = "export the model again with this torch"
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A tensor of the graph: ``name`` is a slot's, an input's or ``OUTPUT__<i>``; ``row_major`` when exported."""
+    """A tensor of the graph: ``name`` is a slot's, an input's or a result's; ``row_major`` when exported.
+
+    Results have the keys of the dictionary that ``forward`` returns; otherwise they are called ``OUTPUT__<i>``.
+    """
 
     name: str
     element: ElementType
@@ -247,8 +250,10 @@ class _Reader:
         return tuple(understood), tuple(unclear)
 
     def _results(self) -> Iterator[Argument]:
-        for index, spec in enumerate(self._signature["output_specs"]):
-            name = f"OUTPUT__{index}"
+        specs = self._signature["output_specs"]
+        keys = _keys(self._call["out_spec"])
+        names = keys if len(keys) == len(specs) else [f"OUTPUT__{index}" for index in range(len(specs))]
+        for index, (name, spec) in enumerate(zip(names, specs, strict=True)):
             argument = spec["user_output"]["arg"]
             if "as_tensor" not in argument:
                 self._refuse(f"output {index}", "is no tensor", "let forward return tensors only")
@@ -313,6 +318,28 @@ def _without_noise(node: Any) -> Any:
         return node
     noise = {"metadata", "hint", "requires_grad"} | ({"name"} if "target" in node else set())
     return {key: _without_noise(value) for key, value in node.items() if key not in noise}
+
+
+def _keys(out_spec: str) -> list[str]:
+    """The keys of a result that is a flat dictionary, if all of them can be names of tensors; else none.
+
+    ``out_spec`` is a treespec of torch's pytree as JSON. Types that behave like dictionaries (``OrderedDict``, the
+    outputs of transformers) write their keys as dictionaries do.
+    """
+    _, tree = json.loads(out_spec)
+    keys = _context(tree)
+    is_flat = all(child["type"] is None for child in tree["children_spec"])
+    if not is_flat or not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        return []
+    return keys if len(set(keys)) == len(keys) and all(key and key.isprintable() for key in keys) else []
+
+
+def _context(tree: dict[str, Any]) -> Any:
+    """What the type of ``tree`` says of itself: JSON, unless the type brought its own way to write it."""
+    try:
+        return json.loads(tree["context"])
+    except (TypeError, ValueError):
+        return None
 
 
 def _names_read(graph: dict[str, Any]) -> Iterator[str]:
