@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -66,17 +67,22 @@ def polled(start: Start, gallery: Gallery, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def client(explicit: Live) -> Iterator[Client]:
-    """A connection to the server that loads what it is told to; its log is shown with a test that fails."""
-    before = len(explicit.server.log)
-    with explicit.server.client() as client:
+    """A connection to the server that loads what it is told to."""
+    with _connection(explicit) as client:
         yield client
-    sys.stdout.write(explicit.server.log[before:])
 
 
 @pytest.fixture
 def watcher(polled: Live) -> Iterator[Client]:
-    """A connection to the server that finds what changes; its log is shown with a test that fails."""
-    before = len(polled.server.log)
-    with polled.server.client() as client:
+    """A connection to the server that finds what changes."""
+    with _connection(polled) as client:
         yield client
-    sys.stdout.write(polled.server.log[before:])
+
+
+@contextmanager
+def _connection(live: Live) -> Iterator[Client]:
+    """The server's log of that time is shown with a test that fails."""
+    before = len(live.server.log)
+    with live.server.client() as client:
+        yield client
+    sys.stdout.write(live.server.log[before:])
