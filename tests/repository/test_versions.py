@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rebind.config.model import All, Latest, Specific
-from rebind.errors import ConfigInvalid, InvalidArgument, NotFound, RepositoryInvalid
+from rebind.errors import Code, ConfigInvalid, InvalidArgument, NotFound, RepositoryInvalid, Unavailable
 from rebind.repository.versions import PLAN_FILES, Choice, Fingerprint, Layout, choose, resolve
 from tests.repository.repositories import model, write, write_index
 
@@ -104,6 +104,108 @@ def test_two_plan_files_are_refused_and_the_config_decides(tmp_path: Path) -> No
 
     layout = Layout(default_model_filename="model.onnx")
     assert resolve(model(tmp_path / "m"), 1, layout).plan_file.name == "model.onnx"
+
+
+@pytest.mark.parametrize(
+    ("layout", "plan"),
+    [
+        (Layout(platform="pytorch_libtorch"), "model.pt"),
+        (Layout(platform="libtorch", backend="pytorch"), "model.pt"),
+        (Layout(platform="torch_aoti"), "model.pt2"),
+        (Layout(platform="onnxruntime_onnx"), "model.onnx"),
+        (Layout(backend="onnxruntime"), "model.onnx"),
+        (Layout(platform="tensorrt_plan", backend="tensorrt"), "model.plan"),
+        (Layout(backend="openvino"), "model.xml"),
+        (Layout(backend="python"), "model.py"),
+    ],
+)
+def test_platform_and_backend_restrict_which_files_are_plans(tmp_path: Path, layout: Layout, plan: str) -> None:
+    for name in PLAN_FILES:
+        write(tmp_path / "m/1" / name)
+    assert resolve(model(tmp_path / "m"), 1, layout).plan_file.name == plan
+
+
+def test_both_files_of_the_pytorch_backend_are_refused_and_one_will_do(tmp_path: Path) -> None:
+    layout = Layout(backend="pytorch")
+    for name in ("model.pt", "model.pt2", "model.onnx"):
+        write(tmp_path / "m/1" / name)
+    with pytest.raises(RepositoryInvalid, match=r"plan files 'model.pt2' and 'model.pt' are there"):
+        resolve(model(tmp_path / "m"), 1, layout)
+
+    (tmp_path / "m/1/model.pt2").unlink()
+    assert resolve(model(tmp_path / "m"), 1, layout).plan_file.name == "model.pt"
+
+
+def test_unknown_platform_restricts_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "m/1/model.onnx")
+    assert resolve(model(tmp_path / "m"), 1, Layout(platform="onnx")).plan_file.name == "model.onnx"
+
+
+def test_plan_file_of_any_name_with_a_platform(tmp_path: Path) -> None:
+    write(tmp_path / "m/1/silero_vad.jit")
+    write(tmp_path / "m/2/silero_vad.safetensors")
+    layout = Layout(default_model_filename="silero_vad.jit", platform="pytorch_libtorch")
+
+    source = resolve(model(tmp_path / "m"), 2, layout)
+
+    assert (source.plan_file.name, source.plan_version) == ("silero_vad.jit", 1)
+    assert source.weights_file == tmp_path / "m/2/silero_vad.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("layout", "missing"),
+    [
+        (Layout(platform="pytorch_libtorch"), "model.pt"),
+        (Layout(platform="torch_aoti"), "model.pt2"),
+        (Layout(default_model_filename="net.jit", platform="libtorch"), "net.jit"),
+    ],
+)
+def test_missing_file_of_a_configured_platform_is_told_in_tritons_words(
+    tmp_path: Path, layout: Layout, missing: str
+) -> None:
+    write(tmp_path / "m/1/model.onnx")
+    with pytest.raises(Unavailable) as refusal:
+        resolve(model(tmp_path / "m"), 1, layout)
+    assert str(refusal.value) == f"unable to find '{tmp_path}/m/1/{missing}' for model instance 'm'"
+    assert refusal.value.code is Code.UNAVAILABLE
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.pth", "ema.pt", "ema.pth"])
+def test_state_dict_that_is_named_is_weights_and_no_plan(tmp_path: Path, name: str) -> None:
+    layout = Layout(weights_filename=name)
+    write(tmp_path / "m/1/model.pt2")
+    weights = write(tmp_path / "m/1" / name)
+    write(tmp_path / "m/2" / name)
+    before = resolve(model(tmp_path / "m"), 1, layout)
+    assert (before.plan_file.name, before.weights_file) == ("model.pt2", weights)
+    assert resolve(model(tmp_path / "m"), 2, layout).plan_version == 1
+
+    write(weights, b"other content")
+
+    after = resolve(model(tmp_path / "m"), 1, layout)
+    assert after.plan_print == before.plan_print
+    assert after.weights_print != before.weights_print
+
+
+def test_state_dict_that_is_not_named_is_a_plan(tmp_path: Path) -> None:
+    write(tmp_path / "m/1/model.pt2")
+    write(tmp_path / "m/1/model.pt")
+    with pytest.raises(RepositoryInvalid, match=r"plan files 'model.pt2' and 'model.pt' are there"):
+        resolve(model(tmp_path / "m"), 1)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"weights_filename": "model.pt", "platform": "pytorch_libtorch"},
+        {"weights_filename": "net.pt", "default_model_filename": "net.pt"},
+    ],
+)
+def test_one_file_is_not_both_model_and_weights(names: dict[str, str]) -> None:
+    with pytest.raises(
+        ConfigInvalid, match=r"WEIGHTS_FILENAME: '(model|net).pt' is the model file; name the file that"
+    ):
+        Layout(**names)
 
 
 def test_two_weights_files_are_refused_and_the_config_decides(tmp_path: Path) -> None:

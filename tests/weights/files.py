@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 import safetensors
 from safetensors.numpy import save_file
 
+from rebind.errors import WeightsRefused
 from rebind.weights.formats import open_weights
 from rebind.weights.slots import Slot, SlotTable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     import numpy.typing as npt
 
+    from rebind.weights.source import WeightsSource
     from rebind.weights.store import PutResult, WeightStore
 
 Arrays = dict[str, "npt.NDArray[Any]"]
@@ -64,3 +67,26 @@ def put(store: WeightStore, path: Path, arrays: Arrays, **options: Any) -> PutRe
     save(aside, arrays).rename(path)
     with open_weights(path) as source:
         return store.put(table_of(arrays), source, **options)
+
+
+def read(source: WeightsSource, name: str) -> bytes:
+    """All bytes of a tensor."""
+    data = bytearray(source.tensors[name].nbytes)
+    source.read_into(name, 0, memoryview(data))
+    return bytes(data)
+
+
+def descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+def refusal_of(path: Path, content: bytes | None = None) -> str:
+    """What is said of the file, in the absence of a descriptor leak."""
+    if content is not None:
+        path.write_bytes(content)
+    before = descriptors()
+    with pytest.raises(WeightsRefused) as refused:
+        open_weights(path)
+    assert descriptors() == before
+    assert str(path) in str(refused.value)
+    return str(refused.value)

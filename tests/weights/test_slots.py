@@ -150,3 +150,30 @@ def test_table_counts_used_tensors_once() -> None:
 def test_contradictory_tables_cannot_be_made(slots: tuple[Slot, ...]) -> None:
     with pytest.raises(ValueError, match=r"slot|dtype"):
         SlotTable(slots)
+
+
+class TestShapeless:
+    """A tensor of which the file gives the number of elements only (``.wts``)."""
+
+    @staticmethod
+    def elements(count: int, dtype: str = "F32") -> TensorInfo:
+        return TensorInfo(dtype, (count,), 4 * count, shaped=False)
+
+    @pytest.mark.parametrize("shape", [(6,), (2, 3), (1, 6, 1)])
+    def test_fits_any_slot_of_so_many_elements(self, shape: tuple[int, ...]) -> None:
+        check(SlotTable((Slot("w", "F32", shape),)), {"w": self.elements(6)}, "m.wts")
+        optional = SlotTable((Slot("w", "F32", shape, required=False),))
+        check(optional, {}, "m.wts", fallback={"w": self.elements(6)})
+
+    def test_of_another_number_or_dtype_is_refused(self) -> None:
+        table = SlotTable((Slot("a", "F32", (2, 3)), Slot("b", "F16", (2, 3)), Slot("c", "F32", (), required=False)))
+        with pytest.raises(WeightsRefused) as refused:
+            check(table, {"a": self.elements(7), "b": self.elements(6)}, "m.wts", fallback={"c": self.elements(2)})
+        message = str(refused.value)
+        assert "'a': expected F32 [2,3], got 7 elements of F32" in message
+        assert "'b': expected F16 [2,3], got 6 elements of F32" in message
+        assert "'c': missing, expected F32 [] (the model file has 2 elements of F32)" in message
+
+    def test_one_with_a_shape_is_held_to_it(self) -> None:
+        with pytest.raises(WeightsRefused, match=r"'w': expected shape \[2,3\], got \[6\]"):
+            check(SlotTable((Slot("w", "F32", (2, 3)),)), {"w": TensorInfo("F32", (6,), 24)}, "m.npz")

@@ -12,8 +12,9 @@ import pytest
 from blake3 import blake3
 
 from rebind.errors import StorageFailed, WeightsRefused
-from rebind.weights.formats import RecordSource, open_weights
+from rebind.weights.formats import open_weights
 from rebind.weights.reading import PIECE_BYTES
+from rebind.weights.safetensors import RecordSource
 from rebind.weights.slots import Slot, SlotTable, TensorInfo
 from rebind.weights.store import WeightStore
 from tests.weights.files import Arrays, arrays_of, entry, floats, put, raw_safetensors, save, table_of
@@ -416,3 +417,41 @@ class TestConcurrency:
                 future.result()
         gc.collect()
         assert store.usage().segment_bytes == 0
+
+
+class TestCopy:
+    def test_copy_is_equal_in_memory_of_its_own(self, store: WeightStore, path: Path) -> None:
+        arrays = arrays_of(0, a=(1000,), b=(7, 3)) | {"e": np.zeros((0, 4), np.float32)}
+        weights = put(store, path, arrays).weights
+        copied = store.copy(weights)
+        assert_holds(copied, arrays)
+        assert (copied.digest, copied.nbytes) == (weights.digest, weights.nbytes)
+        for name in "ab":
+            assert address(copied, name) != address(weights, name)
+            assert address(copied, name) % 64 == 0
+        assert store.usage().unique_bytes == 2 * weights.nbytes
+
+    def test_tied_slots_have_one_tensor_in_the_copy_too(self, store: WeightStore, path: Path) -> None:
+        slots = SlotTable((Slot("a", "F32", (4,)), Slot("b", "F32", (4,), tied_to="a")))
+        with open_weights(save(path, {"a": floats(1, 2, 3, 4)})) as source:
+            copied = store.copy(store.put(slots, source).weights)
+        assert address(copied, "a") == address(copied, "b")
+        assert copied.nbytes == 16
+
+    def test_no_later_set_shares_a_copy(self, store: WeightStore, path: Path) -> None:
+        arrays = arrays_of(0, a=(1000,))
+        copied = store.copy(put(store, path, arrays).weights)
+        again = put(store, path, arrays)
+        assert again.copied_bytes == 4000
+        assert address(again.weights, "a") != address(copied, "a")
+
+    def test_copy_outlives_the_original_and_its_memory_is_used_again(self, store: WeightStore, path: Path) -> None:
+        arrays = arrays_of(0, a=(1000,))
+        original = put(store, path, arrays).weights
+        first = store.copy(original)
+        del original
+        assert_holds(first, arrays)
+        assert store.usage().spare_bytes > 0
+        second = store.copy(first)
+        assert_holds(second, arrays)
+        assert store.usage().spare_bytes == 0

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rebind.config.model import All, Latest, Specific
-from rebind.errors import ConfigInvalid, Fault, InvalidArgument, NotFound, RepositoryInvalid
+from rebind.config.validation import canonical_platform
+from rebind.errors import ConfigInvalid, Fault, InvalidArgument, NotFound, RepositoryInvalid, Unavailable
 from rebind.repository.manifest import INDEX_SUFFIX, shard_names
 from rebind.repository.scan import is_ignored, printable
 
@@ -22,14 +23,23 @@ if TYPE_CHECKING:
     from rebind.config.model import VersionPolicy
     from rebind.repository.scan import ModelDirectory, VersionDirectory
 
-PLAN_FILES = ("model.pt2", "model.pt", "model.onnx", "model.xml", "model.plan", "model.py")
-"""Names of plan files, where the configuration has no ``default_model_filename``."""
-WEIGHTS_SUFFIXES = (INDEX_SUFFIX, ".safetensors", ".wts", ".npz")
+PLAN_FILES = {
+    "model.pt2": ("torch_aoti", "pytorch"),
+    "model.pt": ("pytorch_libtorch", "pytorch"),
+    "model.onnx": ("onnxruntime_onnx", "onnxruntime"),
+    "model.xml": ("", "openvino"),
+    "model.plan": ("tensorrt_plan", "tensorrt"),
+    "model.py": ("", "python"),
+}
+"""Names of plan files, where the configuration has no ``default_model_filename``; platform and backend of each."""
+WEIGHTS_SUFFIXES = (INDEX_SUFFIX, ".safetensors", ".wts", ".npz", ".pth")
+_STATE_DICT = ".pt"
+"""A suffix of weights files too, but of plan files first: such weights have to be named in the configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The file names that a model's configuration sets; empty: the usual ones.
+    """The file names that a model's configuration sets; empty: the usual ones of its ``platform`` and ``backend``.
 
     Each is a plain name in the version directory, never a path: no separators, no dot in front. The *file* may be a
     symbolic link to anywhere, as stores that keep one copy of equal files make them: who can write links into the
@@ -40,6 +50,8 @@ class Layout:
 
     default_model_filename: str = ""
     weights_filename: str = ""
+    platform: str = ""
+    backend: str = ""
 
     def __post_init__(self) -> None:
         faults = [
@@ -51,16 +63,20 @@ class Layout:
             if name and not _is_plain(name)
         ]
         if self.weights_filename and weights_suffix(self.weights_filename) is None:
-            known = ", ".join(WEIGHTS_SUFFIXES)
+            known = ", ".join((*WEIGHTS_SUFFIXES, _STATE_DICT))
             problem = f"'{printable(self.weights_filename)}' does not end as a weights file"
             faults.append(Fault("parameters.WEIGHTS_FILENAME", problem, f"known: {known}"))
+        if not self.plan_names:
+            problem = f"'{printable(self.weights_filename)}' is the model file"
+            faults.append(Fault("parameters.WEIGHTS_FILENAME", problem, "name the file that holds weights only"))
         if faults:
             raise ConfigInvalid("model configuration", faults)
 
     @property
     def plan_names(self) -> tuple[str, ...]:
-        """The names that make a file a plan."""
-        return (self.default_model_filename,) if self.default_model_filename else PLAN_FILES
+        """The names that make a file a plan. What the configuration calls weights is none."""
+        names = (self.default_model_filename,) if self.default_model_filename else self._usual_plan_names()
+        return tuple(name for name in names if name != self.weights_filename)
 
     def weights_names(self, plan_name: str) -> tuple[str, ...]:
         """The names that make a file the weights of the plan file called ``plan_name``."""
@@ -68,6 +84,16 @@ class Layout:
             return (self.weights_filename,)
         stem = plan_name.rpartition(".")[0] or plan_name
         return tuple(stem + suffix for suffix in WEIGHTS_SUFFIXES)
+
+    def _usual_plan_names(self) -> tuple[str, ...]:
+        """Those of the platform and backend; all, if these are unknown, which is then said when an engine is chosen."""
+        platform = canonical_platform(self.platform)
+        names = [
+            name
+            for name, (its_platform, its_backend) in PLAN_FILES.items()
+            if platform in ("", its_platform) and self.backend in ("", its_backend)
+        ]
+        return tuple(names or PLAN_FILES)
 
 
 USUAL_LAYOUT = Layout()
@@ -163,7 +189,8 @@ def _wanted(policy: VersionPolicy, available: Collection[int]) -> list[int]:
 def resolve(directory: ModelDirectory, number: int, layout: Layout = USUAL_LAYOUT) -> VersionSource:
     """The files that make version ``number``, whether a policy wants the version that the plan comes from or not.
 
-    Raises :class:`NotFound` when there is no such version, :class:`RepositoryInvalid` when its files do not make one.
+    Raises :class:`NotFound` when there is no such version, :class:`RepositoryInvalid` when its files do not make one,
+    :class:`Unavailable` when the plan file of the configured platform is missing.
     """
     version = directory.versions.get(number)
     if version is None:
@@ -191,7 +218,8 @@ def nearest_plan(
 ) -> tuple[VersionDirectory, Path]:
     """The highest version up to ``number`` that has a plan file, and that file.
 
-    Raises :class:`RepositoryInvalid` when there is none, or when that version has two.
+    Raises :class:`RepositoryInvalid` when there is none, or when that version has two; :class:`Unavailable` with
+    Triton's text (spec 04 section 1.1) when there is none with the one name that the configured platform allows.
     """
     looked_at = sorted((version for version in directory.versions if version <= number), reverse=True)
     for candidate in looked_at:
@@ -202,6 +230,9 @@ def nearest_plan(
             raise RepositoryInvalid(str(version.path), [Fault("", f"plan files {_both(plans)} are there", remedy)])
         if plans:
             return version, version.path / plans[0]
+    if layout.platform and len(layout.plan_names) == 1:
+        home = directory.versions[number].path if number in directory.versions else directory.path / str(number)
+        raise Unavailable(f"unable to find '{home / layout.plan_names[0]}' for model instance '{directory.name}'")
     names = ", ".join(layout.plan_names)
     problem = f"version {number} has no plan file, nor has a lower one (looked at: {', '.join(map(str, looked_at))})"
     raise RepositoryInvalid(str(directory.path), [Fault("", problem, f"put one of {names} into a version directory")])
@@ -209,7 +240,7 @@ def nearest_plan(
 
 def weights_suffix(name: str) -> str | None:
     """The suffix that tells a weights file's format; None when ``name`` has none of them."""
-    return next((suffix for suffix in WEIGHTS_SUFFIXES if name.endswith(suffix)), None)
+    return next((suffix for suffix in (*WEIGHTS_SUFFIXES, _STATE_DICT) if name.endswith(suffix)), None)
 
 
 def _weights_candidates(version: VersionDirectory, plan_name: str, layout: Layout) -> list[str]:

@@ -50,6 +50,25 @@ DTYPES: Mapping[str, int] = MappingProxyType(
 )
 """safetensors' dtype names (all that its release 0.8 knows) and the bits of one element of each."""
 
+NUMPY_DTYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "BOOL": "|b1",
+        "U8": "|u1",
+        "I8": "|i1",
+        "I16": "<i2",
+        "U16": "<u2",
+        "F16": "<f2",
+        "I32": "<i4",
+        "U32": "<u4",
+        "F32": "<f4",
+        "C64": "<c8",
+        "F64": "<f8",
+        "I64": "<i8",
+        "U64": "<u8",
+    }
+)
+"""numpy's names of those dtypes that it has, little-endian."""
+
 _MOST_FAULTS = 100  # listed in one report; a wholly foreign file would otherwise give a message of megabytes
 _MOST_HINTS = 20  # near matches are quadratic in the number and the length of names
 _LONGEST_HINT = 200
@@ -83,14 +102,26 @@ def refusal(subject: str, faults: Sequence[Fault]) -> WeightsRefused:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What a weights file says of one tensor; ``nbytes`` follows from ``dtype`` and ``shape``."""
+    """What a weights file says of one tensor; ``nbytes`` follows from ``dtype`` and ``shape``.
+
+    Not ``shaped``: the file tells only how many elements there are; ``shape`` is that one number.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+    shaped: bool = True
+
+    def fits(self, wanted: TensorInfo) -> bool:
+        """Whether such a tensor can be taken for one that is described by ``wanted``, which has a shape."""
+        if self.shaped:
+            return self == wanted
+        return (self.dtype, math.prod(self.shape)) == (wanted.dtype, math.prod(wanted.shape))
 
     def __str__(self) -> str:
-        return f"{self.dtype} {format_shape(self.shape)}"
+        if self.shaped:
+            return f"{self.dtype} {format_shape(self.shape)}"
+        return f"{math.prod(self.shape)} elements of {self.dtype}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +158,11 @@ class SlotTable:
     """All slots of a plan, in the plan's order.
 
     Names are unique; ``tied_to`` names a slot of the table that is itself untied, of the same dtype and shape.
-    ``ValueError`` otherwise.
+    ``ValueError`` otherwise. ``foreign`` is what the plan has to say of tensors without a slot, if anything.
     """
 
     slots: tuple[Slot, ...]
+    foreign: str = ""
 
     def __post_init__(self) -> None:
         if len(self.by_name) != len(self.slots):
@@ -195,6 +227,8 @@ def check(
         raise refusal(subject, [Fault("", f"it has no tensors: missing all {len(missing)}")])
     unexpected = [name for name in offered if name not in slots.by_name]
     faults = [*_misfits(slots, offered), *_missing_faults(missing, fallback), *_unexpected_faults(unexpected, missing)]
+    if unexpected and slots.foreign:
+        faults.append(Fault("", slots.foreign))
     if faults:
         raise refusal(subject, faults)
 
@@ -208,8 +242,12 @@ def _missing(
             continue
         optional = not any(slot.required for slot in group)
         unused = not any(slot.used for slot in group)
-        if not (optional and (unused or any(fallback.get(slot.name) == slot.info for slot in group))):
+        if not (optional and (unused or any(_fits(fallback.get(slot.name), slot) for slot in group))):
             yield group
+
+
+def _fits(info: TensorInfo | None, slot: Slot) -> bool:
+    return info is not None and info.fits(slot.info)
 
 
 def _missing_faults(missing: Iterable[tuple[Slot, ...]], fallback: Mapping[str, TensorInfo]) -> Iterator[Fault]:
@@ -224,9 +262,9 @@ def _missing_faults(missing: Iterable[tuple[Slot, ...]], fallback: Mapping[str, 
 def _misfits(slots: SlotTable, offered: Mapping[str, TensorInfo]) -> Iterator[Fault]:
     for name, info in offered.items():
         slot = slots.by_name.get(name)
-        if slot is None or slot.info == info:
+        if slot is None or info.fits(slot.info):
             continue
-        if slot.dtype == info.dtype:
+        if slot.dtype == info.dtype and info.shaped:
             yield Fault(shown(name), f"expected shape {format_shape(slot.shape)}, got {format_shape(info.shape)}")
         elif slot.shape == info.shape:
             yield Fault(shown(name), f"expected dtype {slot.dtype}, got {info.dtype}")

@@ -9,9 +9,10 @@ import traceback
 import weakref
 from collections import defaultdict
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 from blake3 import blake3
 
 from rebind.errors import Fault
@@ -136,6 +137,23 @@ class WeightStore:
                 traceback.clear_frames(error.__traceback__)
                 raise
 
+    def copy(self, weights: WeightSet) -> WeightSet:
+        """The same weights in memory of their own, which no other set shares, now or later.
+
+        For those who want a copy each. Raises :class:`rebind.errors.StorageFailed` for want of memory.
+        """
+        distinct = list(dict.fromkeys(weights.tensors.values()))
+        offsets, nbytes = place([tensor.info.nbytes for tensor in distinct])
+        ((segment, view),) = self._pool.take([nbytes])
+        copies = {
+            tensor: replace(tensor, segment=segment, view=_filled(view[offset : offset + tensor.info.nbytes], tensor))
+            for tensor, offset in zip(distinct, offsets, strict=True)
+        }
+        copied = WeightSet(weights.slots, {name: copies[tensor] for name, tensor in weights.tensors.items()})
+        with self._lock:
+            self._sets.add(copied)
+        return copied
+
     def trim(self) -> int:
         """Gives back memory that has been spare for ``spare_idle_s``, or is more than one spare; returns the bytes."""
         return self._pool.trim()
@@ -231,6 +249,12 @@ class WeightStore:
             for run, (offsets, _), (segment, view) in zip(runs, places, segments, strict=True)
             for index, offset in zip(run, offsets, strict=True)
         }
+
+
+def _filled(view: memoryview, tensor: StoredTensor) -> memoryview:
+    """``view`` with the bytes of ``tensor``; numpy copies without the GIL, which a slice's assignment would hold."""
+    np.copyto(np.frombuffer(view, np.uint8), np.frombuffer(tensor.view, np.uint8))
+    return view
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from rebind.engines.aot_inductor.archive import CONSTANTS, GRAPH, SAMPLE_INPUTS, TIES, WEIGHTS
-from rebind.engines.aot_inductor.embedded import gather
+from rebind.engines.aot_inductor.embedded import EmbeddedWeights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,45 +28,55 @@ def write_weight_free(archive: Archive, destination: Path, keep: Callable[[Paylo
     ``meta`` device there, so that nobody takes zeros for weights. Its graph has the same digest. Example inputs, and
     the places in the sources that metadata names, are left out.
     """
-    with zipfile.ZipFile(destination, "x", zipfile.ZIP_STORED) as zipped:
+    with zipfile.ZipFile(destination, "x", zipfile.ZIP_STORED) as zipped, EmbeddedWeights(archive) as embedded:
 
-        def put(name: str, data: bytes) -> None:
+        def put(name: str, data: bytes | bytearray) -> None:
             zipped.writestr(f"{_ROOT}/{name}", data)
+
+        def value(payload: Payload) -> bytearray | None:
+            if not (payload.present and keep(payload)):
+                return None
+            data = bytearray(payload.view.nbytes)
+            with archive.model_errors():
+                embedded.read_into(payload.name, 0, memoryview(data))
+            return data
 
         for name, data in _FORMAT.items():
             put(name, data)
-        _put_tensors(put, archive, WEIGHTS, "weights", archive.weights, keep)
-        _put_tensors(put, archive, CONSTANTS, "constants", archive.constants, keep)
+        _put_tensors(put, archive, WEIGHTS, "weights", archive.weights, value)
+        _put_tensors(put, archive, CONSTANTS, "constants", archive.constants, value)
         put(GRAPH, json.dumps(_without_metadata(archive.read_json(GRAPH))).encode())
         put(SAMPLE_INPUTS, b"")
         put(TIES, json.dumps(archive.ties).encode())
 
 
 def _put_tensors(
-    put: Callable[[str, bytes], None],
+    put: Callable[[str, bytes | bytearray], None],
     archive: Archive,
     directory: str,
     kind: str,
     payloads: Mapping[str, Payload],
-    keep: Callable[[Payload], bool],
+    value: Callable[[Payload], bytearray | None],
 ) -> None:
     """One record for each tensor that is tied to no other, in row-major order, empty if its values are left out."""
     prefix = "weight_" if directory == WEIGHTS else "tensor_"  # torch tells tensors from custom objects by it
-    owners = [name for name in payloads if name not in archive.ties]
-    paths = {name: f"{prefix}{index}" for index, name in enumerate(owners)}
     metas = archive.read_json(f"{directory}/model_{kind}_config.json")["config"]
-    config = {}
+    written: dict[str, tuple[str, str]] = {}
     for name, payload in payloads.items():
-        owner = archive.ties.get(name, name)
-        kept = payload.present and keep(payloads[owner])
-        if owner == name:
-            put(f"{directory}/{paths[name]}", gather(archive.read_record(payload.record), payload) if kept else b"")
-        config[name] = _row_major_meta(metas[name], paths[owner], payload, "cpu" if kept else "meta")
+        if name in archive.ties:
+            continue
+        data = value(payload)
+        written[name] = f"{prefix}{len(written)}", "meta" if data is None else "cpu"
+        put(f"{directory}/{written[name][0]}", data or b"")
+    config = {
+        name: _row_major_meta(metas[name], *written[archive.ties.get(name, name)], payload.shape)
+        for name, payload in payloads.items()
+    }
     put(f"{directory}/model_{kind}_config.json", json.dumps({"config": config}).encode())
 
 
-def _row_major_meta(meta: dict[str, Any], path_name: str, payload: Payload, device: str) -> dict[str, Any]:
-    strides = [prod(max(1, size) for size in payload.shape[axis + 1 :]) for axis in range(len(payload.shape))]
+def _row_major_meta(meta: dict[str, Any], path_name: str, device: str, shape: tuple[int, ...]) -> dict[str, Any]:
+    strides = [prod(max(1, size) for size in shape[axis + 1 :]) for axis in range(len(shape))]
     tensor_meta = {
         **meta["tensor_meta"],
         "strides": [{"as_int": stride} for stride in strides],

@@ -6,7 +6,7 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebind.engines.aot_inductor.crc import PiecewiseCrc, combined
+from rebind.weights.crc import PiecewiseCrc, combined
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))

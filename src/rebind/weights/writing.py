@@ -1,0 +1,283 @@
+"""Writing weights files: any source to any format, in pieces, written aside and renamed into place."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rebind.errors import AlreadyExists, Fault, InvalidArgument, StorageFailed
+from rebind.weights.slots import DTYPES, NUMPY_DTYPES, refusal, shown
+from rebind.weights.zip_writing import TORCH, npz_problem, torch_problem, write_npz, write_torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import BinaryIO
+
+    from rebind.weights.slots import TensorInfo
+    from rebind.weights.source import WeightsSource
+
+    Report = Callable[[int, int], None]
+
+MOST_SHARD_BYTES = 5_000_000_000
+"""Bytes of tensors in one shard, where nobody says otherwise; as Hugging Face's libraries write them."""
+
+INDEX_SUFFIX = ".safetensors.index.json"
+
+_PIECE_BYTES = 1 << 20  # a whole number of elements of any dtype
+_HEADER_ALIGNMENT = 64
+"""Of the first tensor in a safetensors file: the widest loads of a CPU, and the line of its cache."""
+_WTS_DTYPES: Mapping[str, tuple[int, str]] = {"F32": (0, "<u4"), "F16": (1, "<u2")}
+"""TensorRT's numbers of the dtypes (``nvinfer1::DataType``), and their bits as numpy reads them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One file that has been written, how many tensors are in it, and their bytes."""
+
+    path: Path
+    tensors: int
+    nbytes: int
+
+
+class Selection:
+    """Tensors of a source that are to be written, in that order, row-major; ``advance`` gets the sizes of pieces."""
+
+    def __init__(self, source: WeightsSource, names: Iterable[str], advance: Callable[[int], None]) -> None:
+        self.tensors: Mapping[str, TensorInfo] = {name: source.tensors[name] for name in names}
+        self.nbytes = sum(info.nbytes for info in self.tensors.values())
+        self._source = source
+        self._advance = advance
+
+    def part(self, names: Sequence[str]) -> Selection:
+        """Those of ``names`` alone."""
+        return Selection(self._source, names, self._advance)
+
+    def pieces(self, name: str) -> Iterator[memoryview]:
+        """A tensor's bytes, a few MiB at a time; each piece is gone with the next."""
+        nbytes = self.tensors[name].nbytes
+        buffer = memoryview(bytearray(min(nbytes, _PIECE_BYTES)))
+        for start in range(0, nbytes, _PIECE_BYTES):
+            piece = buffer[: min(nbytes - start, _PIECE_BYTES)]
+            self._source.read_into(name, start, piece)
+            yield piece
+            self._advance(len(piece))
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How tensors become one file, and what such a file cannot hold.
+
+    ``dtypes`` are safetensors' names of those it can, ``holds`` says the same in words; ``problem`` says why a tensor
+    of such a name, or of such a shape, cannot be in it, "" if it can.
+    """
+
+    write: Callable[[BinaryIO, Selection], None]
+    holds: str
+    dtypes: frozenset[str]
+    problem: Callable[[str, TensorInfo], str]
+
+
+def write_weights(
+    source: WeightsSource,
+    target: Path,
+    *,
+    overwrite: bool = False,
+    most_shard_bytes: int = MOST_SHARD_BYTES,
+    report: Report | None = None,
+) -> list[Written]:
+    """Writes the tensors of ``source`` to ``target``, in the format that its suffix names.
+
+    An index (``.safetensors.index.json``) gets shards beside it, of at most ``most_shard_bytes`` each unless one tensor
+    has more. What was there stays until everything is written, durable and checked; then it is replaced, the index
+    last. Memory: a few MiB, whatever the tensors have. Returns the files, the one called ``target`` last.
+
+    Raises :class:`rebind.errors.InvalidArgument` for a suffix that is none of ours, ``AlreadyExists`` unless
+    ``overwrite``, ``WeightsRefused`` for tensors that the format cannot hold and for a source that changes meanwhile,
+    and ``StorageFailed`` when the disk refuses.
+    """
+    format = _format_of(target)
+    selection = Selection(source, source.tensors, _counter(source, report))
+    _require_expressible(selection, format, target)
+    if target.name.endswith(INDEX_SUFFIX):
+        parts = _shards(selection, target, most_shard_bytes)
+    else:
+        parts = {target.name: list(selection.tensors)}
+    files = [target.with_name(name) for name in {**parts, target.name: []}]
+    taken = [str(path) for path in files if path.exists()]
+    if taken and not overwrite:
+        raise AlreadyExists(f"{', '.join(taken)} exists already")
+    with _storage_errors(target, selection.nbytes), _aside(target) as aside:
+        written = [_write_part(selection, part, target.with_name(name), aside, format) for name, part in parts.items()]
+        if target.name not in parts:
+            written.append(_write_index(selection, parts, target, aside))
+        source.check_unchanged()
+        for path in files:
+            (aside / path.name).replace(path)
+        _sync(target.parent)
+    return written
+
+
+def _format_of(target: Path) -> Format:
+    for suffix, format in FORMATS.items():
+        if target.name.endswith(suffix):
+            return format
+    raise InvalidArgument(f"{target}: unknown kind of weights file; known suffixes are {', '.join(FORMATS)}")
+
+
+def _require_expressible(selection: Selection, format: Format, target: Path) -> None:
+    """Raises :class:`rebind.errors.WeightsRefused` with everything that files of this format cannot hold."""
+    faults = []
+    for name, info in selection.tensors.items():
+        if info.dtype not in format.dtypes:
+            problem = f"is {info.dtype}, but such a file holds {format.holds} only"
+            faults.append(Fault(shown(name), problem, "safetensors files hold every dtype"))
+        if problem := _problem_of_text(name) or format.problem(name, info):
+            faults.append(Fault(shown(name), problem))
+    if faults:
+        raise refusal(f"{target} cannot be written", faults)
+
+
+def _problem_of_text(name: str) -> str:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return "its name is no valid Unicode text"
+    return ""
+
+
+def _shards(selection: Selection, target: Path, most_bytes: int) -> dict[str, list[str]]:
+    """Names of files, and of the tensors that go into each: filled one after another, in the order of the source."""
+    shards: list[list[str]] = []
+    room = 0
+    for name, info in selection.tensors.items():
+        if not shards or info.nbytes > room:
+            shards.append([])
+            room = most_bytes
+        shards[-1].append(name)
+        room -= info.nbytes
+    stem = target.name.removesuffix(INDEX_SUFFIX)
+    return {f"{stem}-{n:05d}-of-{len(shards):05d}.safetensors": shard for n, shard in enumerate(shards, start=1)}
+
+
+def _write_part(whole: Selection, names: Sequence[str], path: Path, aside: Path, format: Format) -> Written:
+    part = whole.part(names)
+    with _durable(aside / path.name) as file:
+        format.write(file, part)
+    return Written(path, len(part.tensors), part.nbytes)
+
+
+def _write_index(selection: Selection, parts: Mapping[str, Sequence[str]], target: Path, aside: Path) -> Written:
+    weight_map = {name: shard for shard, names in parts.items() for name in names}
+    document = {"metadata": {"total_size": selection.nbytes}, "weight_map": weight_map}
+    with _durable(aside / target.name) as file:
+        file.write(json.dumps(document, indent=1).encode())
+    return Written(target, len(weight_map), selection.nbytes)
+
+
+def _write_safetensors(file: BinaryIO, selection: Selection) -> None:
+    """Wide elements first, as the library writes them, so that every tensor begins at a multiple of its element."""
+    order = sorted(selection.tensors, key=lambda name: -DTYPES[selection.tensors[name].dtype])
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}  # Hugging Face's libraries refuse a file without
+    end = 0
+    for name in order:
+        info = selection.tensors[name]
+        header[name] = {"dtype": info.dtype, "shape": info.shape, "data_offsets": (end, end + info.nbytes)}
+        end += info.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % _HEADER_ALIGNMENT)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for name in order:
+        file.writelines(selection.pieces(name))
+
+
+def _write_wts(file: BinaryIO, selection: Selection) -> None:
+    """The text form of TensorRT's samples: the number of tensors; then of each a line with its name, size and bits.
+
+    The form that most programs read has no dtypes, and means float32; with float16 there, each line has one.
+    """
+    typed = any(info.dtype != "F32" for info in selection.tensors.values())
+    file.write(f"{len(selection.tensors)}\n".encode())
+    for name, info in selection.tensors.items():
+        number, bits = _WTS_DTYPES[info.dtype]
+        itemsize = np.dtype(bits).itemsize
+        dtype = f"{number} " if typed else ""
+        file.write(f"{name} {dtype}{info.nbytes // itemsize}".encode())
+        for piece in selection.pieces(name):
+            # As numbers, so the most significant digit first.
+            swapped = np.frombuffer(piece, bits).byteswap().tobytes()
+            file.write(b" " + swapped.hex(" ", itemsize).encode())
+        file.write(b"\n")
+
+
+def _wts_problem(name: str, _: TensorInfo) -> str:
+    return "" if name and not any(map(str.isspace, name)) else "white space ends a name there"
+
+
+def _safetensors_problem(name: str, _: TensorInfo) -> str:
+    return "its name stands for the file's metadata there" if name == "__metadata__" else ""
+
+
+def _counter(source: WeightsSource, report: Report | None) -> Callable[[int], None]:
+    """Turns sizes of pieces into calls of ``report`` with the sum so far."""
+    done, total = 0, sum(info.nbytes for info in source.tensors.values())
+
+    def advance(size: int) -> None:
+        nonlocal done
+        done += size
+        if report is not None:
+            report(done, total)
+
+    return advance
+
+
+@contextmanager
+def _durable(path: Path) -> Iterator[BinaryIO]:
+    """A new file, safe on the disk when the block has run."""
+    with path.open("xb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _aside(target: Path) -> Iterator[Path]:
+    """A directory beside ``target``, so that files move out of it by a rename; gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as directory:
+        yield Path(directory)
+
+
+def _sync(directory: Path) -> None:
+    """Makes the names in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _storage_errors(target: Path, nbytes: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageFailed(f"cannot write {target} ({nbytes} bytes of tensors): {error.strerror}") from error
+
+
+_SAFETENSORS = Format(_write_safetensors, "all dtypes", frozenset(DTYPES), _safetensors_problem)
+_TORCH = Format(write_torch, "torch's dtypes", TORCH, torch_problem)
+FORMATS: Mapping[str, Format] = {
+    ".safetensors": _SAFETENSORS,
+    INDEX_SUFFIX: _SAFETENSORS,
+    ".wts": Format(_write_wts, "F32 and F16", frozenset(_WTS_DTYPES), _wts_problem),
+    ".npz": Format(write_npz, "numpy's dtypes", frozenset(NUMPY_DTYPES), npz_problem),
+    ".pt": _TORCH,
+    ".pth": _TORCH,
+}
+"""The formats that can be written, by the suffix of the file's name."""
