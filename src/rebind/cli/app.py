@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rebind.cli import demo, diff, engines, inspect, plans, publish, serve, split
+from rebind.cli import convert, demo, diff, engines, inspect, plans, publish, serve, split
 from rebind.cli.flags import ServeCommand
 
 app = typer.Typer(
@@ -41,6 +41,7 @@ app.command()(demo.demo)
 app.command()(inspect.inspect)
 app.command()(publish.publish)
 app.command()(diff.diff)
+app.command()(convert.convert)
 app.command()(split.split)
 app.command()(engines.engines)
 app.add_typer(plans.app, name="plans")

@@ -1,4 +1,4 @@
-"""The difference between two weights files, found by reading each once, in chunks."""
+"""The difference between two files of weights, of any format, found by reading each once, in chunks."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rebind.weights.slots import NUMPY_DTYPES
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import numpy.typing as npt
 
-    from rebind.weights.formats import WeightsSource
     from rebind.weights.slots import TensorInfo
+    from rebind.weights.source import WeightsSource
 
 CHUNK_BYTES = 8 << 20
 """Of each of the two files, held in memory at a time; a multiple of every element's size."""
 
-_NUMPY = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "C64": "<c8",
-    "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
-    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "u1",
-}  # fmt: skip
-"""numpy's names of safetensors' dtypes; BF16 is widened by hand, and what is in neither (F8, F4) has bytes only."""
+_NUMPY = {**NUMPY_DTYPES, "BOOL": "|u1"}
+"""numpy's names of safetensors' dtypes, a BOOL with its byte; BF16 is widened by hand, F8 and F4 have bytes only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +72,14 @@ def compare(a: WeightsSource, b: WeightsSource, report: Callable[[int, int], Non
     found = WeightsDiff(
         added=[name for name in b.tensors if name not in a.tensors],
         removed=[name for name in a.tensors if name not in b.tensors],
-        retyped=[
-            (name, info, b.tensors[name]) for name, info in a.tensors.items() if b.tensors.get(name, info) != info
-        ],
     )
-    comparable = {name: info for name, info in a.tensors.items() if b.tensors.get(name) == info}
+    comparable = {}
+    for name in (name for name in a.tensors if name in b.tensors):
+        old, new = a.tensors[name], b.tensors[name]
+        if _are_alike(old, new):
+            comparable[name] = old
+        else:
+            found.retyped.append((name, old, new))
     done, total = 0, sum(info.nbytes for info in comparable.values())
     for name, info in comparable.items():
         comparison = _Comparison(name, info)
@@ -89,6 +90,11 @@ def compare(a: WeightsSource, b: WeightsSource, report: Callable[[int, int], Non
     a.check_unchanged()
     b.check_unchanged()
     return found
+
+
+def _are_alike(old: TensorInfo, new: TensorInfo) -> bool:
+    """Whether values can be compared one by one; a file without shapes says how many there are."""
+    return old.fits(new) if new.shaped else new.fits(old)
 
 
 class _Comparison:

@@ -20,21 +20,21 @@ class DiffTrouble(typer.TyperException):
 
 
 def diff(
-    a: Annotated[Path, typer.Argument(metavar="A", show_default=False, help="A weights file.")],
+    a: Annotated[Path, typer.Argument(metavar="A", show_default=False, help="A weights file, or a model file.")],
     b: Annotated[Path, typer.Argument(metavar="B", show_default=False, help="The one that came after it.")],
 ) -> int:
     """Show what changed between two weights files.
 
-    Exit code 0 when they are equal, 1 when they differ, 2 when they cannot be compared.
+    Their formats may differ. Exit code 0 when they are equal, 1 when they differ, 2 when they cannot be compared.
     """
     from rebind.cli.compare import compare
+    from rebind.cli.sources import open_source
     from rebind.console.output import result_console
     from rebind.console.progress import byte_progress
     from rebind.errors import RebindError
-    from rebind.weights.formats import open_weights
 
     try:
-        with open_weights(a) as old, open_weights(b) as new, byte_progress("comparing") as progress:
+        with open_source(a) as old, open_source(b) as new, byte_progress("comparing") as progress:
             found = compare(old, new, progress)
     except (RebindError, OSError) as error:
         raise DiffTrouble(str(error)) from error

@@ -1,4 +1,4 @@
-"""``rebind inspect``: what a model needs, what it has, and whether both fit."""
+"""``rebind inspect``: what a model needs, what it has, and whether both fit; or what is in one file."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
     from rebind.engines.contract import Engine, Graph
-    from rebind.errors import Fault
+    from rebind.errors import WeightsRefused
     from rebind.repository.versions import VersionSource
     from rebind.serving.validate import ModelIO
     from rebind.tensor import TensorSpec
+    from rebind.weights.source import WeightsSource
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
     """One version of a model.
 
-    ``io`` is what a server serves, ``faults`` are what keeps the weights from fitting the plan; ``label`` "" is none.
+    ``io`` is what a server serves, ``refusal`` what keeps the weights from fitting the plan; ``label`` "" is none.
     """
 
     model: str
@@ -35,13 +36,20 @@ class Inspection:
     io: ModelIO
     plan_cached: bool
     label: str
-    faults: tuple[Fault, ...]
+    refusal: WeightsRefused | None
 
 
 def inspect(
-    model_dir: Annotated[Path, typer.Argument(show_default=False, help="The model's directory in the repository.")],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            show_default=False,
+            help="The model's directory in the repository; or one file, of weights or of a model with weights inside.",
+        ),
+    ],
     version: Annotated[
-        int | None, typer.Option(min=0, show_default=False, help="Which version; by default the highest.")
+        int | None,
+        typer.Option(min=0, show_default=False, help="Which version of a directory's. [default: the highest]"),
     ] = None,
     plan_cache_dir: Annotated[
         Path | None,
@@ -51,16 +59,30 @@ def inspect(
 ) -> int:
     """Show what a model needs, and whether its weights fit.
 
-    The weights are read as a server reads them; nothing is compiled or run. Exit code 1 if they do not fit.
+    The weights are read as a server reads them; nothing is compiled or run. Exit code 1 if they do not fit. Of a file,
+    its tensors are shown.
     """
+    if path.is_file():
+        from rebind.cli.sources import open_source
+
+        with open_source(path) as source:
+            _print(_file_json(source) if as_json else [_file_table(source)])
+        return 0
+    found = examine(path, version, plan_cache_dir)
+    _print(to_json(found) if as_json else _report(found))
+    return 1 if found.refusal else 0
+
+
+def _print(result: dict[str, Any] | list[RenderableType]) -> None:
+    """JSON of a document; the parts of a report one below the other."""
     from rebind.console.output import result_console
 
-    found = examine(model_dir, version, plan_cache_dir)
-    if as_json:
-        typer.echo(json.dumps(to_json(found), indent=2))
-    else:
-        _show(found, result_console())
-    return 1 if found.faults else 0
+    if isinstance(result, dict):
+        typer.echo(json.dumps(result, indent=2))
+        return
+    console = result_console()
+    for part in result:
+        console.print(part)
 
 
 def examine(model_dir: Path, version: int | None, plan_cache_dir: Path | None) -> Inspection:
@@ -68,10 +90,8 @@ def examine(model_dir: Path, version: int | None, plan_cache_dir: Path | None) -
 
     Raises :class:`rebind.errors.RebindError` for a directory, configuration or model file that cannot be used.
     """
-    from rebind.cli.model_dir import open_model_dir
+    from rebind.cli.model_dir import open_graph, open_model_dir
     from rebind.config.server import default_plan_cache_dir
-    from rebind.engines.contract import EngineOptions
-    from rebind.engines.registry import engine_for_config, engine_for_file
     from rebind.errors import NotFound
     from rebind.plans.cache import PlanCache
     from rebind.repository.manifest import published_label
@@ -83,9 +103,8 @@ def examine(model_dir: Path, version: int | None, plan_cache_dir: Path | None) -
     if not directory.versions:
         raise NotFound(f"{directory.path} has no version directories; the first is called 1")
     source = resolve(directory, max(directory.versions) if version is None else version, layout)
-    engine = engine_for_config(config.platform, config.backend) or engine_for_file(source.plan_file.name)
     cache = PlanCache(plan_cache_dir or default_plan_cache_dir())
-    graph = engine.open(source.plan_file, EngineOptions(cache))
+    engine, graph = open_graph(directory.name, config, source.plan_file, cache)
     complete = complete_config(directory.name, config, source, graph, engine)
     return Inspection(
         model=directory.name,
@@ -95,15 +114,16 @@ def examine(model_dir: Path, version: int | None, plan_cache_dir: Path | None) -
         io=Signature(complete, graph).io,
         plan_cached=cache.plans.get(graph.key) is not None,
         label=published_label(source.weights_file),
-        faults=_faults(graph, source, allow_non_finite=complete.allow_non_finite_weights),
+        refusal=_refusal(graph, source, allow_non_finite=complete.allow_non_finite_weights),
     )
 
 
-def _faults(graph: Graph, source: VersionSource, *, allow_non_finite: bool) -> tuple[Fault, ...]:
+def _refusal(graph: Graph, source: VersionSource, *, allow_non_finite: bool) -> WeightsRefused | None:
     """What a server would refuse the version's weights for: it is found by storing them, as a server does."""
     from rebind.console.progress import byte_progress
     from rebind.errors import WeightsRefused
     from rebind.weights.formats import open_weights
+    from rebind.weights.names import renamed
     from rebind.weights.store import WeightStore
 
     try:
@@ -114,10 +134,11 @@ def _faults(graph: Graph, source: VersionSource, *, allow_non_finite: bool) -> t
             if source.weights_file is None:
                 put(embedded)
             else:
-                put(stack.enter_context(open_weights(source.weights_file)), embedded)
+                opened = stack.enter_context(open_weights(source.weights_file))
+                put(renamed(opened, graph.slots), embedded)
     except WeightsRefused as refusal:
-        return refusal.faults
-    return ()
+        return refusal
+    return None
 
 
 def to_json(found: Inspection) -> dict[str, Any]:
@@ -142,13 +163,8 @@ def to_json(found: Inspection) -> dict[str, Any]:
             {**entry, "bytes": slot.nbytes}
             for entry, slot in zip(graph.slots.to_json(), graph.slots.slots, strict=True)
         ],
-        "faults": [asdict(fault) for fault in found.faults],
+        "faults": [asdict(fault) for fault in found.refusal.faults] if found.refusal else [],
     }
-
-
-def _show(found: Inspection, console: Console) -> None:
-    for renderable in _report(found):
-        console.print(renderable)
 
 
 def _report(found: Inspection) -> list[RenderableType]:
@@ -167,13 +183,14 @@ def _report(found: Inspection) -> list[RenderableType]:
         *(f"input       {_spec_text(spec)}" for spec in found.io.inputs.values()),
         *(f"output      {_spec_text(spec)}" for spec in found.io.outputs.values()),
     ]
-    if found.faults:
+    verdict = ["The weights fit."]
+    if found.refusal:
+        faults = found.refusal.faults
+        # The subject tells how names were changed to fit.
         verdict = [
-            f"The weights do not fit, {count_of(len(found.faults), 'fault')}:",
-            *(f"  {fault}" for fault in found.faults),
+            f"The weights do not fit, {count_of(len(faults), 'fault')} in {found.refusal.subject}:",
+            *(f"  {fault}" for fault in faults),
         ]
-    else:
-        verdict = ["The weights fit."]
     return [*lines, _slot_table(found.graph), *verdict]
 
 
@@ -207,4 +224,28 @@ def _slot_table(graph: Graph) -> RenderableType:
         ]
         cells = shown(slot.name).strip("'\""), str(slot.info), format_bytes(slot.nbytes), ", ".join(filter(None, notes))
         table.add_row(*map(Text, cells))
+    return table
+
+
+def _file_json(source: WeightsSource) -> dict[str, Any]:
+    """The tensors of one file; ``shape`` None where the file says only how many elements there are."""
+    tensors = [
+        {"name": name, "dtype": info.dtype, "shape": list(info.shape) if info.shaped else None, "bytes": info.nbytes}
+        for name, info in source.tensors.items()
+    ]
+    return {"file": source.subject, "bytes": sum(info.nbytes for info in source.tensors.values()), "tensors": tensors}
+
+
+def _file_table(source: WeightsSource) -> RenderableType:
+    from rich.text import Text
+
+    from rebind.console.output import result_table
+    from rebind.console.text import count_of, format_bytes
+    from rebind.weights.slots import shown
+
+    nbytes = sum(info.nbytes for info in source.tensors.values())
+    title = f"{source.subject}: {count_of(len(source.tensors), 'tensor')}, {format_bytes(nbytes)}"
+    table = result_table("name", "tensor", "size", right=("size",), title=title)
+    for name, info in source.tensors.items():
+        table.add_row(*map(Text, (shown(name).strip("'\""), str(info), format_bytes(info.nbytes))))
     return table

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from rebind.config.schema import ConfigMessage
-    from rebind.weights.formats import WeightsSource
+    from rebind.weights.source import WeightsSource
 
 NEW = "new"
 
@@ -56,29 +56,29 @@ def publish(
     with open_weights(weights) as opened:  # checks the whole header, or that of every shard
         target = max(directory.versions, default=0) + 1 if number is None else number
         _, plan_file = nearest_plan(directory, target, layout)
-        _require_fit(opened, plan_file, config)
+        _require_fit(opened, directory.name, plan_file, config)
     with byte_progress("publishing") as progress:
         path = publish_weights(weights, directory.path, number, label, layout=layout, report=progress)
     typer.echo(path)
 
 
-def _require_fit(weights: WeightsSource, plan_file: Path, config: ConfigMessage) -> None:
+def _require_fit(weights: WeightsSource, model: str, plan_file: Path, config: ConfigMessage) -> None:
     """Raises :class:`rebind.errors.WeightsRefused` with everything that does not fit the slots of ``plan_file``.
 
     Where weights come from need not be where they serve: without the engine they go unchecked, and stderr says so.
     """
+    from rebind.cli.model_dir import open_graph
     from rebind.config.server import default_plan_cache_dir
-    from rebind.engines.contract import EngineOptions
-    from rebind.engines.registry import find_engine
     from rebind.errors import Unsupported
     from rebind.plans.cache import PlanCache
+    from rebind.weights.names import renamed
     from rebind.weights.slots import check
 
     try:
-        options = EngineOptions(PlanCache(default_plan_cache_dir()))
-        graph = find_engine(plan_file, config).open(plan_file, options)
+        _, graph = open_graph(model, config, plan_file, PlanCache(default_plan_cache_dir()))
     except Unsupported as reason:
         typer.echo(f"warning: not checked whether the weights fit: {reason}", err=True)
         return
     with graph.embedded_weights() as embedded:
-        check(graph.slots, weights.tensors, weights.subject, embedded.tensors)
+        named = renamed(weights, graph.slots)
+        check(graph.slots, named.tensors, named.subject, embedded.tensors)
