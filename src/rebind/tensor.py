@@ -104,6 +104,29 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphTensor:
+    """An input or output as a graph knows it.
+
+    ``datatype`` and ``shape`` are None where the graph does not say (TorchScript, compiled packages): the model's
+    configuration must then. ``paths`` are other names of it: where it lies among the arguments or results, in the
+    spellings of Triton's PT2 models (``ARGS[0]``, ``KWARGS[k]``, ``RESULT[1]``; spec 04 section 1.7).
+    """
+
+    name: str
+    datatype: DataType | None
+    shape: tuple[int, ...] | None
+    paths: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As plan manifests write it."""
+        return {
+            "name": self.name,
+            "datatype": None if self.datatype is None else self.datatype.value,
+            "shape": None if self.shape is None else list(self.shape),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class SizeRange:
     """The sizes that a dimension may have, both ends included; ``maximum`` None is unbounded."""
 

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from rebind.config.complete import GraphFacts, complete, normalise
+from rebind.config.complete import GraphFacts, complete, normalise, skipped_note
 from rebind.config.model import ModelConfig, ModelTensor
 from rebind.config.pbtxt import parse_pbtxt, to_json
 from rebind.errors import ConfigInvalid
-from rebind.tensor import DataType, SizeRange, TensorSpec
+from rebind.tensor import DataType, GraphTensor, SizeRange
 
 FP32, INT64 = DataType.FP32, DataType.INT64
 BATCHED = GraphFacts(
-    inputs=(TensorSpec("image", FP32, (-1, 3, 224, 224)), TensorSpec("mask", INT64, (-1, 224))),
-    outputs=(TensorSpec("OUTPUT__0", FP32, (-1, 10)), TensorSpec("OUTPUT__1", FP32, (-1, -1))),
+    inputs=(GraphTensor("image", FP32, (-1, 3, 224, 224)), GraphTensor("mask", INT64, (-1, 224))),
+    outputs=(GraphTensor("OUTPUT__0", FP32, (-1, 10)), GraphTensor("OUTPUT__1", FP32, (-1, -1))),
     batch=SizeRange(1, None),
     platform="torch_aoti",
     backend="pytorch",
@@ -21,11 +21,11 @@ BATCHED = GraphFacts(
 )
 STATIC = replace(
     BATCHED,
-    inputs=(TensorSpec("image", FP32, (3, 224, 224)),),
-    outputs=(TensorSpec("OUTPUT__0", FP32, (10,)),),
+    inputs=(GraphTensor("image", FP32, (3, 224, 224)),),
+    outputs=(GraphTensor("OUTPUT__0", FP32, (10,)),),
     batch=None,
 )
-SCALAR = replace(STATIC, outputs=(TensorSpec("OUTPUT__0", FP32, ()),))
+SCALAR = replace(STATIC, outputs=(GraphTensor("OUTPUT__0", FP32, ()),))
 
 
 def completed(text: str, facts: GraphFacts, *, auto: bool = True, default: int = 4) -> ModelConfig:
@@ -119,7 +119,7 @@ def test_configured_outputs_are_all_there_are() -> None:
 
 
 def test_outputs_are_called_as_the_model_calls_its_results() -> None:
-    facts = replace(BATCHED, outputs=(TensorSpec("probs", FP32, (-1, 10)), TensorSpec("logits", FP32, (-1, -1))))
+    facts = replace(BATCHED, outputs=(GraphTensor("probs", FP32, (-1, 10)), GraphTensor("logits", FP32, (-1, -1))))
     assert completed("", facts).outputs == (ModelTensor("probs", FP32, (10,)), ModelTensor("logits", FP32, (-1,)))
     assert completed('output { name: "logits" }', facts).outputs == (ModelTensor("logits", FP32, (-1,)),)
     once = complete(parse_pbtxt("", "m"), facts, "m")
@@ -127,7 +127,7 @@ def test_outputs_are_called_as_the_model_calls_its_results() -> None:
 
 
 def test_narrower_dims_and_wider_outputs_are_allowed() -> None:
-    facts = replace(STATIC, inputs=(TensorSpec("x", FP32, (-1, 8)),))
+    facts = replace(STATIC, inputs=(GraphTensor("x", FP32, (-1, 8)),))
     text = 'input { name: "x" dims: [ 5, 8 ] } output { name: "OUTPUT__0" dims: [ -1 ] }'
     config = completed(text, facts)
     assert (config.inputs[0].dims, config.outputs[0].dims) == ((5, 8), (-1,))
@@ -139,7 +139,9 @@ def test_reshape_is_what_the_model_takes() -> None:
 
 
 def test_a_batch_of_one_may_be_claimed_for_a_static_model() -> None:
-    facts = replace(STATIC, inputs=(TensorSpec("x", FP32, (1, 16)),), outputs=(TensorSpec("OUTPUT__0", FP32, (1, 4)),))
+    facts = replace(
+        STATIC, inputs=(GraphTensor("x", FP32, (1, 16)),), outputs=(GraphTensor("OUTPUT__0", FP32, (1, 4)),)
+    )
     config = completed("max_batch_size: 1", facts)
     assert (config.inputs[0].dims, config.outputs[0].dims) == ((16,), (4,))
     assert refused("max_batch_size: 2", facts)[0].startswith(
@@ -159,7 +161,7 @@ def test_a_scalar_output_is_one_element_on_the_wire(text: str) -> None:  # case 
 
 @pytest.mark.parametrize("text", ["", 'max_batch_size: 4 output { name: "OUTPUT__0" dims: [ 1 ] }'])
 def test_one_scalar_for_each_of_a_batch(text: str) -> None:  # case C4
-    facts = replace(BATCHED, outputs=(TensorSpec("OUTPUT__0", FP32, (-1,)),))
+    facts = replace(BATCHED, outputs=(GraphTensor("OUTPUT__0", FP32, (-1,)),))
     config = completed(text, facts)
     assert config.outputs == (ModelTensor("OUTPUT__0", FP32, (1,), reshape=()),)
     assert config.outputs[0].shape(config.max_batch_size) == (-1, 1)
@@ -194,7 +196,10 @@ def test_a_full_configuration_needs_no_completion() -> None:
 
 
 def test_missing_inputs_are_refused_without_completion() -> None:
-    faults = refused('input { name: "image" data_type: TYPE_FP32 dims: [ -1, 3, 224, 224 ] }', BATCHED, auto=False)
+    output = 'output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ -1, 10 ] }'
+    faults = refused(
+        'input { name: "image" data_type: TYPE_FP32 dims: [ -1, 3, 224, 224 ] }' + output, BATCHED, auto=False
+    )
     assert faults == [
         (
             "unable to load model 'm', configuration expects 1 inputs, model provides 2; "
@@ -204,11 +209,123 @@ def test_missing_inputs_are_refused_without_completion() -> None:
 
 
 def test_missing_dims_are_refused_without_completion() -> None:
-    faults = refused('input { name: "image" }', STATIC, auto=False)
+    faults = refused('input { name: "image" } output { name: "OUTPUT__0" }', STATIC, auto=False)
     assert faults == [
-        "model input 'image' must specify 'data_type' for m",
-        "model input 'image' must specify 'dims' for m",
+        f"model {tensor} must specify '{what}' for m"
+        for tensor in ("input 'image'", "output 'OUTPUT__0'")
+        for what in ("data_type", "dims")
     ]
+
+
+def test_missing_outputs_are_refused_without_completion() -> None:
+    assert refused('input { name: "image" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] }', STATIC, auto=False) == [
+        "model configuration must contain at least one output, none were specified."
+    ]
+
+
+# --- graphs that do not say what they take and give (spec 04 sections 1.1 and 1.5) -----------------------------------
+
+SILENT = replace(
+    BATCHED,
+    inputs=(GraphTensor("tokens", None, None), GraphTensor("lengths", None, None)),
+    outputs=(GraphTensor("OUTPUT__0", None, None),),
+    batch=None,
+    platform="pytorch_libtorch",
+    model_filename="model.pt",
+)
+TOKENS = 'input { name: "tokens" data_type: TYPE_STRING dims: [ 1 ] reshape { } } '
+LENGTHS = 'input { name: "lengths" data_type: TYPE_INT64 dims: [ -1, 5 ] } '
+ANSWER = 'output { name: "answer" data_type: TYPE_FP64 dims: [ 1 ] } '
+
+
+@pytest.mark.parametrize("auto", [True, False])
+@pytest.mark.parametrize("size", [0, 1, 512])
+def test_what_a_silent_graph_leaves_to_the_configuration_is_taken_from_it(size: int, auto: bool) -> None:
+    config = completed(f"max_batch_size: {size} " + TOKENS + LENGTHS + ANSWER, SILENT, auto=auto)
+    assert (config.max_batch_size, config.platform, config.backend) == (size, "pytorch_libtorch", "pytorch")
+    assert config.inputs == (
+        ModelTensor("tokens", DataType.BYTES, (1,), reshape=()),
+        ModelTensor("lengths", INT64, (-1, 5)),
+    )
+    assert config.outputs == (ModelTensor("answer", DataType.FP64, (1,)),)
+
+
+def test_nothing_is_filled_in_for_a_silent_graph() -> None:
+    assert refused("", SILENT) == [
+        "unable to load model 'm', configuration expects 0 inputs, model provides 2; configure all inputs",
+        "model configuration must contain at least one output, none were specified.",
+    ]
+    assert refused(TOKENS + ANSWER, SILENT) == [
+        "unable to load model 'm', configuration expects 1 inputs, model provides 2; configure all inputs"
+    ]
+    assert refused(TOKENS + 'input { name: "lengths" } output { name: "answer" dims: [ 1 ] }', SILENT) == [
+        "model input 'lengths' must specify 'data_type' for m",
+        "model input 'lengths' must specify 'dims' for m",
+        "model output 'answer' must specify 'data_type' for m",
+    ]
+
+
+def test_too_many_inputs_are_refused_in_tritons_words() -> None:
+    more = 'input { name: "third" data_type: TYPE_FP32 dims: [ 1 ] }'
+    assert refused(TOKENS + LENGTHS + more + ANSWER, SILENT) == [
+        "unable to load model 'm', configuration expects 3 inputs, model provides 2"
+    ]
+
+
+def test_a_graph_that_takes_a_dictionary_needs_configured_inputs() -> None:
+    assert refused(ANSWER, replace(SILENT, inputs=())) == [
+        "model configuration must contain at least one input, none were specified."
+    ]
+
+
+def test_what_a_half_silent_graph_says_is_filled_in_and_compared() -> None:
+    facts = replace(SILENT, inputs=(GraphTensor("x", FP32, None),), outputs=(GraphTensor("OUTPUT__0", None, (4,)),))
+    config = completed('input { name: "x" dims: [ 7 ] } output { name: "y" data_type: TYPE_INT8 }', facts)
+    assert config.inputs == (ModelTensor("x", FP32, (7,)),)
+    assert config.outputs == (ModelTensor("y", DataType.INT8, (4,)),)
+    assert refused(
+        'input { name: "x" data_type: TYPE_BOOL dims: [ 7 ] } output { name: "y" data_type: TYPE_INT8 dims: [ 5 ] }',
+        facts,
+    ) == [
+        "configuration expects datatype TYPE_BOOL for input 'x', model provides TYPE_FP32",
+        "output 'y' is configured as [5], but 'OUTPUT__0' of the model is [4]; set dims: [ 4 ]",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", TOKENS + LENGTHS, TOKENS + ANSWER, TOKENS + 'input { name: "lengths" }' + ANSWER])
+def test_tritons_warning_says_that_what_is_open_stays_open(text: str) -> None:
+    assert skipped_note(parse_pbtxt(text, "m"), SILENT, "m") == (
+        "skipping model configuration auto-complete for 'm': not supported for pytorch backend"
+    )
+
+
+def test_no_warning_where_nothing_is_open_or_all_can_be_filled_in() -> None:
+    assert skipped_note(parse_pbtxt(TOKENS + LENGTHS + ANSWER, "m"), SILENT, "m") == ""
+    assert skipped_note(parse_pbtxt("", "m"), BATCHED, "m") == ""
+
+
+# --- ragged inputs ----------------------------------------------------------------------------------------------------
+
+RAGGED = 'input { name: "x" data_type: TYPE_FP32 dims: [ -1, 2 ] allow_ragged_batch: true } '
+
+
+def test_ragged_input_is_one_varying_dimension_in_the_model() -> None:
+    facts = replace(
+        STATIC, inputs=(GraphTensor("x", FP32, (-1,)),), outputs=(GraphTensor("OUTPUT__0", FP32, (-1, 10)),)
+    )
+    config = completed("max_batch_size: 8 " + RAGGED, facts)
+    assert config.inputs == (ModelTensor("x", FP32, (-1, 2), ragged=True),)
+
+
+def test_ragged_input_of_a_model_that_takes_rows() -> None:
+    facts = replace(
+        STATIC, inputs=(GraphTensor("x", FP32, (-1, 2)),), outputs=(GraphTensor("OUTPUT__0", FP32, (-1, 10)),)
+    )
+    [fault] = refused("max_batch_size: 8 " + RAGGED, facts)
+    assert fault == (
+        "input 'x' is configured as [-1] (all elements of all requests, for allow_ragged_batch), but 'x' of the model "
+        "is [-1,2]; leave allow_ragged_batch out, or export the model with one dimension that varies"
+    )
 
 
 # --- contradictions ---------------------------------------------------------------------------------------------------

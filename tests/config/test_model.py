@@ -21,7 +21,7 @@ from rebind.tensor import DataType
 
 TEXT = """
 backend: "python" max_batch_size: 8
-input { name: "x" data_type: TYPE_BF16 dims: [ 3, -1 ] optional: true }
+input { name: "x" data_type: TYPE_BF16 dims: [ 3, -1 ] optional: true allow_ragged_batch: true }
 output { name: "y" data_type: TYPE_STRING dims: 1 reshape { } label_filename: "labels.txt" }
 instance_group [ { count: 2 }, { name: "extra" kind: KIND_MODEL } ]
 parameters { key: "WEIGHTS_FILENAME" value { string_value: "w.safetensors" } }
@@ -37,7 +37,7 @@ def config_of(text: str) -> ModelConfig:
 def test_reads_a_message() -> None:
     config = config_of(TEXT)
     assert (config.name, config.platform, config.backend, config.max_batch_size) == ("m", "", "python", 8)
-    assert config.inputs == (ModelTensor("x", DataType.BF16, (3, -1), optional=True),)
+    assert config.inputs == (ModelTensor("x", DataType.BF16, (3, -1), optional=True, ragged=True),)
     assert config.outputs == (ModelTensor("y", DataType.BYTES, (1,), reshape=(), label_filename="labels.txt"),)
     assert config.instance_groups == (
         InstanceGroup("m_0", 2, InstanceKind.CPU),
@@ -95,11 +95,14 @@ def test_version_policies_before_and_after_completion(text: str, policy: Version
 
 def test_file_rules_of_a_configuration_without_anything_else() -> None:
     text = """
-    default_model_filename: "net.pt2"
+    platform: "torch_aoti" backend: "pytorch" default_model_filename: "net.pt2"
+    cc_model_filenames { key: "9.0" value: "gpu.pt2" }
     parameters { key: "WEIGHTS_FILENAME" value { string_value: "w.safetensors" } }
     """
-    assert FileRules.from_message(parse_pbtxt(text, "m"), "m") == FileRules(Latest(1), "net.pt2", "w.safetensors")
-    assert FileRules.from_message(parse_pbtxt("", "m"), "m") == FileRules(Latest(1), "", "")
+    assert FileRules.from_message(parse_pbtxt(text, "m"), "m") == FileRules(
+        Latest(1), "net.pt2", "w.safetensors", "torch_aoti", "pytorch"
+    )
+    assert FileRules.from_message(parse_pbtxt("", "m"), "m") == FileRules(Latest(1))
 
 
 def test_another_name_than_the_directorys_is_refused_before_any_file_is_looked_at() -> None:  # case C9

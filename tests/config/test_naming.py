@@ -4,11 +4,11 @@ import pytest
 
 from rebind.config.naming import TensorOrder, input_order, output_order
 from rebind.errors import ConfigInvalid
-from rebind.tensor import DataType, TensorSpec
+from rebind.tensor import DataType, GraphTensor
 
-NAMED = tuple(TensorSpec(name, DataType.FP32, (-1,)) for name in ("logits", "probs", "embedding"))
-NAMELESS = tuple(TensorSpec(f"OUTPUT__{i}", DataType.FP32, (-1,)) for i in range(3))
-GRAPH = tuple(TensorSpec(name, DataType.FP32, (-1,)) for name in ("image", "mask", "scale__2"))
+NAMED = tuple(GraphTensor(name, DataType.FP32, (-1,)) for name in ("logits", "probs", "embedding"))
+NAMELESS = tuple(GraphTensor(f"OUTPUT__{i}", DataType.FP32, (-1,)) for i in range(3))
+GRAPH = tuple(GraphTensor(name, DataType.FP32, (-1,)) for name in ("image", "mask", "scale__2"))
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,7 @@ def test_warnings_are_tritons() -> None:
         (["INPUT__7"], "index which doesn't exist. This model has 3 inputs"),
         (["A__0", "B__0"], "inputs 'A__0' and 'B__0' are both input 0 of the model"),
         (["image", "image"], "input 'image' is configured twice"),
+        (["mask", "mask", "mask", "mask"], "configuration expects 4 inputs, model provides 3"),
         (["foo", "foo"], "input 'foo' is configured twice"),
     ],
 )
@@ -71,7 +72,15 @@ def test_text_of_a_missing_output_is_tritons() -> None:
     ) in str(caught.value)
 
 
-def refused_outputs(names: list[str], specs: tuple[TensorSpec, ...] = NAMED) -> list[str]:
+def test_text_of_more_outputs_than_there_are_is_tritons() -> None:
+    [fault] = refused_outputs(["a", "b", "c", "d"], NAMELESS)
+    assert fault == (
+        "The output d in the model configuration refers to an output index which doesn't exist. "
+        "This model has 3 outputs"
+    )
+
+
+def refused_outputs(names: list[str], specs: tuple[GraphTensor, ...] = NAMED) -> list[str]:
     with pytest.raises(ConfigInvalid, match="configuration of model 'm'") as caught:
         output_order("m", names, specs)
     return [str(fault) for fault in caught.value.faults]
@@ -98,6 +107,68 @@ def test_named_results_are_never_taken_in_order() -> None:
 
 
 def test_a_key_that_looks_like_the_index_of_another_result_is_not_taken_for_it() -> None:
-    swapped = tuple(TensorSpec(name, DataType.FP32, (-1,)) for name in ("a__1", "b__0"))
+    swapped = tuple(GraphTensor(name, DataType.FP32, (-1,)) for name in ("a__1", "b__0"))
     assert output_order("m", ["b__0"], swapped) == TensorOrder((1,), by_name=True)
     assert refused_outputs(["a__1", "x__0"], swapped)[0].startswith("output 'x__0' is none of those")
+
+
+# --- paths (spec 04 section 1.7) --------------------------------------------------------------------------------------
+
+PATHS = (
+    GraphTensor("image", None, None, ("ARGS[0]",)),
+    GraphTensor("scales", None, None, ("ARGS[1][p][0]", "ARGS[1]['p'][0]")),
+    GraphTensor("mask", None, None, ("KWARGS[mask]",)),
+)
+RESULTS = (
+    GraphTensor("OUTPUT__0", None, None, ("RESULT[0]",)),
+    GraphTensor("OUTPUT__1", None, None, ("RESULT[1][logits]",)),
+)
+
+
+@pytest.mark.parametrize(
+    ("names", "order"),
+    [
+        (["KWARGS[mask]", "ARGS[0]", "ARGS[1][p][0]"], TensorOrder((2, 0, 1), by_name=True)),
+        (["ARGS[1]['p'][0]", "mask"], TensorOrder((1, 2), by_name=True)),
+        (["INPUT__2", "INPUT__0"], TensorOrder((2, 0), by_name=False)),
+        (["ARGS[0]", "INPUT__2"], TensorOrder((0, 2), by_name=True)),
+        (["INPUT__1", "image"], TensorOrder((1, 0), by_name=True)),
+    ],
+)
+def test_paths_are_names_and_may_be_mixed_with_others(names: list[str], order: TensorOrder) -> None:
+    assert input_order("m", names, PATHS) == order
+
+
+@pytest.mark.parametrize(
+    ("names", "order"),
+    [
+        (["RESULT[1][logits]", "RESULT[0]"], TensorOrder((1, 0), by_name=True)),
+        (["OUTPUT__1", "RESULT[0]"], TensorOrder((1, 0), by_name=True)),
+        (["probs__1"], TensorOrder((1,), by_name=False)),
+    ],
+)
+def test_paths_of_results_are_names(names: list[str], order: TensorOrder) -> None:
+    assert output_order("m", names, RESULTS) == order
+
+
+def test_paths_that_are_not_there_are_taken_in_order_with_a_warning() -> None:
+    order = input_order("m", ["ARGS[1]", "ARGS[0]"], PATHS)
+    assert order.positions == (0, 1)
+    assert "input 'ARGS[1]' or previous input(s) are neither an input argument to the model 'm'" in order.warning
+
+
+def test_a_tensor_by_its_name_and_by_its_path() -> None:
+    with pytest.raises(ConfigInvalid, match=r"inputs 'image' and 'ARGS\[0\]' are both input 0 of the model"):
+        input_order("m", ["image", "ARGS[0]"], PATHS)
+
+
+def test_a_name_of_one_tensor_is_no_path_of_another() -> None:
+    shadowed = (GraphTensor("x", None, None, ("ARGS[0]",)), GraphTensor("ARGS[0]", None, None))
+    assert input_order("m", ["ARGS[0]", "x"], shadowed) == TensorOrder((1, 0), by_name=True)
+
+
+def test_a_path_is_no_foreign_name_among_named_results() -> None:
+    named = (GraphTensor("probs", None, None, ("RESULT[probs]",)), GraphTensor("logits", None, None))
+    assert output_order("m", ["RESULT[probs]", "logits"], named) == TensorOrder((0, 1), by_name=True)
+    [fault] = refused_outputs(["RESULT[probs]", "scores"], named)
+    assert fault.startswith("output 'scores' is none of those that the model returns")

@@ -37,6 +37,10 @@ def control(rest: str) -> str:
     return sequence(f'control_input {{ name: "C" control {{ {rest} }} }}')
 
 
+def torchscript(rest: str, platform: str = "pytorch_libtorch") -> str:
+    return f'platform: "{platform}" backend: "pytorch" {rest}'
+
+
 # Each text was answered by a live tritonserver 2.51 for the same configuration, unless the line says otherwise.
 FAULTS = {
     "negative batch": (BACKEND + IO + "max_batch_size: -1", "'max_batch_size' must be non-negative value for m"),
@@ -282,6 +286,29 @@ FAULTS = {
             'give a whole number of threads as a string, e.g. "4"'
         ),
     ),
+    "inter-op thread count": (
+        BATCHED + 'parameters { key: "INTER_OP_THREAD_COUNT" value { string_value: "-1" } }',
+        (
+            "parameters.INTER_OP_THREAD_COUNT: '-1' is no integer from 1 to 1024; "
+            'give a whole number of threads as a string, e.g. "4"'
+        ),
+    ),
+    "string of two dimensions": (  # the rest but for the switch: texts of the PyTorch backend's source
+        torchscript('input { name: "I" data_type: TYPE_STRING dims: [ 1, 2 ] }' + OUTPUT),
+        "Triton only supports 1 dimensional List of String as input for 'I' for model 'm'",
+    ),
+    "string beside the batch dimension": (
+        torchscript('max_batch_size: 2 output { name: "O" data_type: TYPE_STRING dims: [ 1 ] }' + INPUT),
+        "Triton only supports 1 dimensional List of String as output for 'O' for model 'm'",
+    ),
+    "unsigned input of TorchScript": (
+        torchscript('input { name: "I" data_type: TYPE_UINT32 dims: [ 1 ] }' + OUTPUT),
+        "unsupported datatype TYPE_UINT32 for input 'I' for model 'm'",
+    ),
+    "brain float output of TorchScript, by its other name": (
+        torchscript('output { name: "O" data_type: TYPE_BF16 dims: [ 1 ] }' + INPUT, platform="libtorch"),
+        "unsupported datatype TYPE_BF16 for output 'O' for model 'm'",
+    ),
     "switch of PyTorch": (
         IO + 'platform: "torch_aoti" backend: "pytorch" '
         'parameters { key: "INFERENCE_MODE" value { string_value: "yes" } }',
@@ -338,8 +365,42 @@ def test_switches_of_pytorch_as_triton_reads_them(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "key",
+    [
+        "DISABLE_OPTIMIZED_EXECUTION",
+        "ENABLE_CACHE_CLEANING",
+        "INFERENCE_MODE",
+        "DISABLE_CUDNN",
+        "ENABLE_TENSOR_FUSER",
+        "ENABLE_WEIGHT_SHARING",
+        "ENABLE_JIT_PROFILING",
+        "ENABLE_JIT_EXECUTOR",
+    ],
+)
+def test_every_switch_of_torchscript_is_read_as_triton_reads_booleans(key: str) -> None:
+    text = torchscript(IO + f'parameters {{ key: "{key}" value {{ string_value: "yes" }} }}')
+    assert faults_of(text) == [f"parameters.{key}: failed to convert 'yes' to boolean; give true or false"]
+
+
+@pytest.mark.parametrize("datatype", ["UINT16", "UINT32", "UINT64", "BF16"])
+def test_datatypes_that_torchscript_does_not_get_are_none_of_other_pytorch_models(datatype: str) -> None:
+    io = "".join(f'{kind} {{ name: "{kind}" data_type: TYPE_{datatype} dims: [ 1 ] }} ' for kind in ("input", "output"))
+    assert faults_of(torchscript(io)) == [
+        f"unsupported datatype TYPE_{datatype} for {kind} '{kind}' for model 'm'" for kind in ("input", "output")
+    ]
+    message = normalise(parse_pbtxt(torchscript(io, platform="torch_aoti"), "m"), "m")
+    assert ModelConfig.from_message(message, "m").inputs[0].datatype.config_name == f"TYPE_{datatype}"
+
+
+@pytest.mark.parametrize(
     "text",
     [
+        torchscript(IO + 'parameters { key: "ENABLE_NVFUSER" value { string_value: "true" } }'),
+        torchscript(IO + 'parameters { key: "ENABLE_NVFUSER" value { string_value: "?" } }'),  # unknown: ignored
+        torchscript(IO + 'parameters { key: "INTER_OP_THREAD_COUNT" value { string_value: "1" } }', "libtorch"),
+        torchscript('max_batch_size: 4 input { name: "I" data_type: TYPE_STRING dims: 1 reshape { } }' + OUTPUT),
+        torchscript(IO + "instance_group { kind: KIND_MODEL }"),
+        torchscript(IO + 'cc_model_filenames { key: "8.0" value: "gpu.pt" }'),
         dynamic("max_queue_delay_microseconds: 100 preserve_ordering: true"),
         sequence('control_input { name: "C" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }'),
         sequence("oldest { max_candidate_sequences: 4 }"),

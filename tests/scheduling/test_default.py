@@ -37,18 +37,23 @@ class Recorder:
 
 
 class Doubler:
-    """An instance that doubles its input, after ``before``."""
+    """An instance that doubles the input of each request, after ``before``."""
 
     def __init__(self, name: str, before: Callable[[], object] = lambda: None) -> None:
         self.name = name
+        self.batches: list[int] = []
         self._before = before
 
-    def execute(self, request: InferRequest) -> Execution:
+    def execute(self, requests: Sequence[InferRequest]) -> list[Execution]:
         started_ns = time.monotonic_ns()
+        self.batches.append(len(requests))
         self._before()
-        output = Tensor("y", DataType.FP32, request.inputs[0].array * 2)
+        outputs = [Tensor("y", DataType.FP32, request.inputs[0].array * 2) for request in requests]
         now_ns = time.monotonic_ns()
-        return Execution(InferResponse("m", 1, (output,), request.id), 1, started_ns, now_ns, now_ns)
+        return [
+            Execution(InferResponse("m", 1, (output,), request.id), 1, started_ns, now_ns, now_ns)
+            for request, output in zip(requests, outputs, strict=True)
+        ]
 
 
 def request(value: float) -> InferRequest:
@@ -81,6 +86,20 @@ def test_one_instance_answers_in_order_of_arrival() -> None:
             future.add_done_callback(lambda _, i=i: finished.append(i))  # type: ignore[misc]
         await asyncio.gather(*futures)
         assert finished == list(range(50))
+        await tested.drain()
+
+    asyncio.run(scenario())
+
+
+def test_requests_run_alone_however_many_wait() -> None:
+    async def scenario() -> None:
+        gate = threading.Event()
+        instance = Doubler("m_0", before=lambda: gate.wait(10))
+        tested = scheduler([instance])
+        futures = [tested.submit(request(i)) for i in range(5)]
+        gate.set()
+        await asyncio.gather(*futures)
+        assert instance.batches == [1] * 5
         await tested.drain()
 
     asyncio.run(scenario())

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,6 +12,11 @@ if TYPE_CHECKING:
     from rebind.serving.version import ModelVersion
 
 
+@dataclass(frozen=True)
+class Bound:
+    weights: str
+
+
 class Buildable:
     """What of a version the compiler deals with; its build takes until ``may_finish`` is set."""
 
@@ -18,17 +24,18 @@ class Buildable:
         self.name, self.number = "model", 1
         self.may_finish = threading.Event()
         self.graph = SimpleNamespace(build_plan=self._build)
-        self.generation = SimpleNamespace(bound=SimpleNamespace(weights="weights"))
+        bound = Bound("weights")
+        self.generation = SimpleNamespace(bounds=(bound, bound))
         self.promoted_to: object = None
 
-    def promote(self, bound: object, expected: object) -> bool:
+    def promote(self, bounds: object, expected: object) -> bool:
         assert expected is self.generation
-        self.promoted_to = bound
+        self.promoted_to = bounds
         return True
 
     def _build(self, _report: object) -> Any:
         assert self.may_finish.wait(30)
-        return SimpleNamespace(key="key", bind=lambda weights: ("bound", weights))
+        return SimpleNamespace(key="key", bind=lambda weights: f"plan with {weights}")
 
 
 def test_version_moves_to_its_plan_while_the_plan_of_another_is_being_built() -> None:
@@ -39,7 +46,7 @@ def test_version_moves_to_its_plan_while_the_plan_of_another_is_being_built() ->
         first.may_finish.set()
         try:
             await asyncio.wait_for(builds[0], 30)
-            assert first.promoted_to == ("bound", "weights")
+            assert first.promoted_to == ("plan with weights", "plan with weights")
             assert not builds[1].done()
         finally:
             second.may_finish.set()

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from rebind.config.naming import TensorOrder, count_mismatch, input_order, output_order
 from rebind.config.schema import ConfigMessage, copy_of, value_name
-from rebind.config.validation import config_faults
+from rebind.config.validation import TORCHSCRIPT, canonical_platform, config_faults
 from rebind.errors import ConfigInvalid, Fault
 from rebind.tensor import SizeRange, format_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rebind.tensor import TensorSpec
+    from rebind.tensor import GraphTensor
 
 DEFAULT_MAX_BATCH_SIZE = 4
 """Triton's ``--backend-config=default-max-batch-size``."""
@@ -22,7 +22,6 @@ SEQUENCE_IDLE_DEFAULT_US = 1_000_000
 
 _CPU_COUNTS = {"onnxruntime": 2, "tensorflow": 2}
 """Instances of a CPU group that gives no count; 1 for the other backends."""
-_PLATFORM_ALIASES = {"libtorch": "pytorch_libtorch"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +32,8 @@ class GraphFacts:
     dimension of all inputs and outputs may take together; None unless it is one and the same varying one (case C6).
     """
 
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
+    inputs: tuple[GraphTensor, ...]
+    outputs: tuple[GraphTensor, ...]
     batch: SizeRange | None
     platform: str
     backend: str
@@ -54,6 +53,7 @@ def complete(
     * Inputs and outputs are those of the graph. Configured ones stay, with their names and values
       (:mod:`rebind.config.naming` says which is which), and get what they lack. Missing inputs are added as
       ``INPUT__<i>``; missing outputs, only when none is configured, under the names of the graph's results.
+      What the graph does not say is neither filled in nor compared.
     * ``max_batch_size`` is ``default_max_batch_size`` within the model's limits, if the model has a batch dimension and
       no configured ``dims`` are written out with it. A configuration that sets 0 looks like one that sets nothing.
     * Scalars are ``dims: [ 1 ]`` with an empty ``reshape``; so are those configured as ``dims: [ 1 ]`` (case C4).
@@ -66,20 +66,34 @@ def complete(
     if auto_complete:
         _fill_batch_size(config, facts, default_max_batch_size)
     faults = [*_platform_faults(config, facts), *_batch_faults(config, facts), *_tensor_faults(config, facts)]
-    if not auto_complete and len(config.input) < len(facts.inputs):
-        text = count_mismatch(config.name, "input", len(config.input), len(facts.inputs))
-        faults.append(Fault("", text, "configure all inputs, or leave the auto-completion on"))
     config.platform = config.platform or facts.platform
     config.backend = config.backend or facts.backend
     config.default_model_filename = config.default_model_filename or facts.model_filename
     if auto_complete:
         _fill_tensors(config, facts)
+    faults += _count_faults(config, facts)
     _reshape_scalars(config, facts)
     config = normalise(config, directory_name)
     faults += config_faults(config)
     if faults:
         raise ConfigInvalid(f"configuration of model '{directory_name}'", faults)
     return config
+
+
+def skipped_note(message: ConfigMessage, facts: GraphFacts, directory_name: str) -> str:
+    """Triton's warning that what ``message`` leaves open stays open, as the graph does not say it either; else ""."""
+    tensors = (*message.input, *message.output)
+    is_open = (
+        len(message.input) < len(facts.inputs)
+        or not message.output
+        or any(not (tensor.data_type and tensor.dims) for tensor in tensors)
+    )
+    if not is_open or all(_is_known(tensor) for tensor in (*facts.inputs, *facts.outputs)):
+        return ""
+    return (
+        f"skipping model configuration auto-complete for '{message.name or directory_name}': "
+        f"not supported for {facts.backend} backend"
+    )
 
 
 def normalise(message: ConfigMessage, directory_name: str) -> ConfigMessage:
@@ -113,7 +127,12 @@ class _Pair:
 
     kind: str
     tensor: ConfigMessage
-    spec: TensorSpec
+    graph: GraphTensor
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether the tensor comes flattened, the requests of a batch one after another (spec 04 section 1.6)."""
+        return self.kind == "input" and self.tensor.allow_ragged_batch
 
 
 def _pairs(config: ConfigMessage, facts: GraphFacts) -> Iterator[_Pair]:
@@ -134,7 +153,11 @@ def _output_order(config: ConfigMessage, facts: GraphFacts) -> TensorOrder:
 def _fill_batch_size(config: ConfigMessage, facts: GraphFacts, default: int) -> None:
     if config.max_batch_size != 0 or facts.batch is None or default == 0:
         return
-    missing_dims = {len(pair.spec.shape) - len(pair.tensor.dims) for pair in _pairs(config, facts) if pair.tensor.dims}
+    missing_dims = {
+        len(pair.graph.shape) - len(pair.tensor.dims)
+        for pair in _pairs(config, facts)
+        if pair.tensor.dims and pair.graph.shape is not None
+    }
     if missing_dims and 1 not in missing_dims:  # dims are written out with the batch dimension: batching is not wanted
         return
     maximum = default if facts.batch.maximum is None else min(default, facts.batch.maximum)
@@ -142,29 +165,35 @@ def _fill_batch_size(config: ConfigMessage, facts: GraphFacts, default: int) -> 
 
 
 def _fill_tensors(config: ConfigMessage, facts: GraphFacts) -> None:
-    _add_missing_inputs(config, facts)
-    if not config.output:
-        for spec in facts.outputs:
-            config.output.add(name=spec.name)
+    if all(_is_known(tensor) for tensor in facts.inputs):
+        _add_missing_inputs(config, facts)
+    if not config.output and all(_is_known(tensor) for tensor in facts.outputs):
+        for tensor in facts.outputs:
+            config.output.add(name=tensor.name)
     for pair in _pairs(config, facts):
-        if not pair.tensor.data_type:
-            pair.tensor.data_type = pair.spec.datatype.config_name
-        if not pair.tensor.dims:
-            pair.tensor.dims.extend(_without_batch(pair.spec.shape, config) or (1,))
+        if not pair.tensor.data_type and pair.graph.datatype is not None:
+            pair.tensor.data_type = pair.graph.datatype.config_name
+        if not pair.tensor.dims and pair.graph.shape is not None:
+            pair.tensor.dims.extend(_without_batch(pair.graph.shape, config) or (1,))
 
 
 def _add_missing_inputs(config: ConfigMessage, facts: GraphFacts) -> None:
     """Adds what is not configured, under names by which the rule that found the configured ones finds these too."""
     order = _input_order(config, facts)
-    for position, spec in enumerate(facts.inputs):
+    for position, tensor in enumerate(facts.inputs):
         if position not in order.positions:
-            config.input.add(name=spec.name if order.by_name else f"INPUT__{position}")
+            config.input.add(name=tensor.name if order.by_name else f"INPUT__{position}")
+
+
+def _is_known(tensor: GraphTensor) -> bool:
+    return tensor.datatype is not None and tensor.shape is not None
 
 
 def _reshape_scalars(config: ConfigMessage, facts: GraphFacts) -> None:
     """Case C4: what has no dimensions in the model is ``[1]`` on the wire."""
     for pair in _pairs(config, facts):
-        if _is_bare_one(pair.tensor) and not _without_batch(pair.spec.shape, config):
+        shape = pair.graph.shape
+        if _is_bare_one(pair.tensor) and shape is not None and not _without_batch(shape, config):
             pair.tensor.reshape.SetInParent()
 
 
@@ -176,7 +205,7 @@ def _without_batch(shape: tuple[int, ...], config: ConfigMessage) -> tuple[int, 
 
 
 def _platform_faults(config: ConfigMessage, facts: GraphFacts) -> Iterator[Fault]:
-    platform = _PLATFORM_ALIASES.get(config.platform, config.platform) or facts.platform
+    platform = canonical_platform(config.platform) or facts.platform
     if (platform, config.backend or facts.backend) != (facts.platform, facts.backend):
         yield Fault(
             "",
@@ -206,11 +235,14 @@ def _batch_faults(config: ConfigMessage, facts: GraphFacts) -> Iterator[Fault]:
 
 
 def _limits(facts: GraphFacts) -> SizeRange | None:
-    """The model's own limits; else what a configuration may claim: that all first dimensions are the batch."""
+    """The model's own limits; else what a configuration may claim: that all first dimensions are the batch.
+
+    It may claim so too of dimensions that the graph does not know.
+    """
     if facts.batch is not None:
         return facts.batch
-    first = {spec.shape[:1] for spec in (*facts.inputs, *facts.outputs)}
-    if first == {(-1,)}:
+    first = {tensor.shape[:1] for tensor in (*facts.inputs, *facts.outputs) if tensor.shape is not None}
+    if first <= {(-1,)}:
         return SizeRange(1, None)
     return SizeRange(1, 1) if first == {(1,)} else None
 
@@ -218,8 +250,7 @@ def _limits(facts: GraphFacts) -> SizeRange | None:
 def _tensor_faults(config: ConfigMessage, facts: GraphFacts) -> Iterator[Fault]:
     for pair in _pairs(config, facts):
         yield from _datatype_faults(pair)
-        if pair.tensor.dims and not _fits(pair, config):
-            yield _shape_fault(pair, config)
+        yield from _shape_faults(pair, config)
         if pair.kind == "input" and pair.tensor.optional:
             problem = (
                 f"'optional' is set to true for input '{pair.tensor.name}' while the backend model doesn't support"
@@ -228,8 +259,10 @@ def _tensor_faults(config: ConfigMessage, facts: GraphFacts) -> Iterator[Fault]:
 
 
 def _datatype_faults(pair: _Pair) -> Iterator[Fault]:
-    configured, provided = value_name("DataType", pair.tensor.data_type), pair.spec.datatype.config_name
-    if pair.tensor.data_type and configured != provided:
+    if not pair.tensor.data_type or pair.graph.datatype is None:
+        return
+    configured, provided = value_name("DataType", pair.tensor.data_type), pair.graph.datatype.config_name
+    if configured != provided:
         yield Fault(
             "",
             f"configuration expects datatype {configured} for {pair.kind} '{pair.tensor.name}', "
@@ -237,16 +270,31 @@ def _datatype_faults(pair: _Pair) -> Iterator[Fault]:
         )
 
 
-def _fits(pair: _Pair, config: ConfigMessage) -> bool:
-    """Whether all that the configuration allows on this input is taken, or what this output gives is allowed by it."""
-    configured, model = _configured_shape(pair.tensor, config), pair.spec.shape
-    if _is_bare_one(pair.tensor) and len(model) == len(configured) - 1:
+def _shape_faults(pair: _Pair, config: ConfigMessage) -> Iterator[Fault]:
+    shape = pair.graph.shape
+    if shape is None or not pair.tensor.dims or _fits(pair, shape, config):
+        return
+    configured = format_shape(_configured_shape(pair, config)) + _shape_notes(pair, config)
+    problem = (
+        f"{pair.kind} '{pair.tensor.name}' is configured as {configured}, "
+        f"but '{pair.graph.name}' of the model is {format_shape(shape)}"
+    )
+    yield Fault("", problem, _shape_remedy(pair, shape, batched=config.max_batch_size > 0))
+
+
+def _fits(pair: _Pair, shape: tuple[int, ...], config: ConfigMessage) -> bool:
+    """Whether all that the configuration allows on this input is taken, or what this output gives is allowed by it.
+
+    ``shape`` is the graph's.
+    """
+    configured = _configured_shape(pair, config)
+    if _is_bare_one(pair.tensor) and len(shape) == len(configured) - 1:
         configured = configured[:-1]  # case C4
-    if config.max_batch_size > 0 and model[:1] in {(-1,), (1,)}:
-        configured, model = configured[1:], model[1:]
-    return len(configured) == len(model) and all(
+    if config.max_batch_size > 0 and shape[:1] in {(-1,), (1,)}:
+        configured, shape = configured[1:], shape[1:]
+    return len(configured) == len(shape) and all(
         theirs in {-1, ours} or (ours == -1 and pair.kind == "output")
-        for ours, theirs in zip(configured, model, strict=True)
+        for ours, theirs in zip(configured, shape, strict=True)
     )
 
 
@@ -254,36 +302,48 @@ def _is_bare_one(tensor: ConfigMessage) -> bool:
     return list(tensor.dims) == [1] and not tensor.HasField("reshape")
 
 
-def _configured_shape(tensor: ConfigMessage, config: ConfigMessage) -> tuple[int, ...]:
-    dims = tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
+def _configured_shape(pair: _Pair, config: ConfigMessage) -> tuple[int, ...]:
+    if pair.is_ragged:
+        return (-1,)
+    dims = pair.tensor.reshape.shape if pair.tensor.HasField("reshape") else pair.tensor.dims
     return (-1, *dims) if config.max_batch_size > 0 else tuple(dims)
 
 
-def _shape_fault(pair: _Pair, config: ConfigMessage) -> Fault:
-    batched = config.max_batch_size > 0
-    notes = [
-        *([f"the first dimension is the implicit batch dimension of max_batch_size {config.max_batch_size}"] * batched),
-        *(["after reshape"] * pair.tensor.HasField("reshape")),
-    ]
-    configured = format_shape(_configured_shape(pair.tensor, config)) + (f" ({', '.join(notes)})" if notes else "")
-    problem = (
-        f"{pair.kind} '{pair.tensor.name}' is configured as {configured}, "
-        f"but '{pair.spec.name}' of the model is {format_shape(pair.spec.shape)}"
-    )
-    return Fault("", problem, _shape_remedy(pair, batched=batched))
+def _shape_notes(pair: _Pair, config: ConfigMessage) -> str:
+    if pair.is_ragged:
+        return " (all elements of all requests, for allow_ragged_batch)"
+    batch = f"the first dimension is the implicit batch dimension of max_batch_size {config.max_batch_size}"
+    notes = [*([batch] * (config.max_batch_size > 0)), *(["after reshape"] * pair.tensor.HasField("reshape"))]
+    return f" ({', '.join(notes)})" if notes else ""
 
 
-def _shape_remedy(pair: _Pair, *, batched: bool) -> str:
-    model = pair.spec.shape
+def _shape_remedy(pair: _Pair, shape: tuple[int, ...], *, batched: bool) -> str:
+    if pair.is_ragged:
+        return "leave allow_ragged_batch out, or export the model with one dimension that varies"
     if not batched:
-        return f"set {_dims(model)}"
-    if model[:1] in {(-1,), (1,)}:
-        return f"set {_dims(model[1:])}"
-    return f"set max_batch_size: 0 and {_dims(model)}"
+        return f"set {_dims(shape)}"
+    if shape[:1] in {(-1,), (1,)}:
+        return f"set {_dims(shape[1:])}"
+    return f"set max_batch_size: 0 and {_dims(shape)}"
 
 
 def _dims(shape: tuple[int, ...]) -> str:
     return f"dims: [ {', '.join(map(str, shape or (1,)))} ]"
+
+
+def _count_faults(config: ConfigMessage, facts: GraphFacts) -> Iterator[Fault]:
+    """Of a filled configuration: inputs and outputs that are still missing, in Triton's words (spec 04 section 1.5)."""
+    if len(config.input) < len(facts.inputs):
+        remedy = "configure all inputs"
+        if all(_is_known(tensor) for tensor in facts.inputs):
+            remedy += ", or leave the auto-completion on"
+        yield Fault("", count_mismatch(config.name, len(config.input), len(facts.inputs)), remedy)
+    for kind, configured, needed in (
+        ("input", config.input, facts.platform == TORCHSCRIPT and not facts.inputs),
+        ("output", config.output, bool(facts.outputs)),
+    ):
+        if needed and not configured:
+            yield Fault("", f"model configuration must contain at least one {kind}, none were specified.")
 
 
 # --- normalisation ----------------------------------------------------------------------------------------------------

@@ -72,7 +72,8 @@ class ModelTensor:
 
     ``dims`` is the shape on the wire and ``reshape`` (None: the same) the shape that the model takes or gives; both
     without the batch dimension that ``max_batch_size`` > 0 puts in front. ``reshape`` may be empty: a scalar, which is
-    ``[1]`` on the wire.
+    ``[1]`` on the wire. ``ragged``: the model takes the elements of all requests of a batch, flattened, one after
+    another (``allow_ragged_batch``).
     """
 
     name: str
@@ -80,6 +81,7 @@ class ModelTensor:
     dims: tuple[int, ...]
     optional: bool = False
     reshape: tuple[int, ...] | None = None
+    ragged: bool = False
     label_filename: str = ""
 
     def shape(self, max_batch_size: int) -> tuple[int, ...]:
@@ -92,19 +94,27 @@ class FileRules:
     """What a configuration says about the files of its model; needed before the model can be opened.
 
     The names are those of files in the version directories; empty: the usual ones. That they are plain names is checked
-    where they are used.
+    where they are used. ``platform`` and ``backend`` say which are usual. ``cc_model_filenames`` are for GPUs, of which
+    this server uses none.
     """
 
     version_policy: VersionPolicy
-    default_model_filename: str
-    weights_filename: str
+    default_model_filename: str = ""
+    weights_filename: str = ""
+    platform: str = ""
+    backend: str = ""
 
     @classmethod
     def from_message(cls, message: ConfigMessage, directory_name: str) -> FileRules:
         """Reads an uncompleted configuration; :class:`ConfigInvalid` when its ``name`` is another one (case C9)."""
         _refuse(directory_name, name_faults(message, directory_name))
-        weights_filename = _parameters(message).get(WEIGHTS_FILENAME, "")
-        return cls(_version_policy(message), message.default_model_filename, weights_filename)
+        return cls(
+            version_policy=_version_policy(message),
+            default_model_filename=message.default_model_filename,
+            weights_filename=parameters(message).get(WEIGHTS_FILENAME, ""),
+            platform=message.platform,
+            backend=message.backend,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +147,12 @@ class ModelConfig:
             platform=message.platform,
             backend=message.backend,
             max_batch_size=message.max_batch_size,
-            inputs=tuple(_tensor(tensor, optional=tensor.optional) for tensor in message.input),
+            inputs=tuple(
+                _tensor(tensor, optional=tensor.optional, ragged=tensor.allow_ragged_batch) for tensor in message.input
+            ),
             outputs=tuple(_tensor(tensor, label_filename=tensor.label_filename) for tensor in message.output),
             instance_groups=tuple(_instance_group(group) for group in message.instance_group),
-            parameters=MappingProxyType(_parameters(message)),
+            parameters=MappingProxyType(parameters(message)),
             message=copy_of(message),
         )
 
@@ -160,18 +172,19 @@ def intra_op_thread_count(message: ConfigMessage) -> int | None:
 
     None for a bad value too: that is reported with all other faults when the configuration is read as a whole.
     """
-    text = _parameters(message).get(INTRA_OP_THREAD_COUNT, "")
+    text = parameters(message).get(INTRA_OP_THREAD_COUNT, "")
     return int(text) if is_thread_count(text) else None
+
+
+def parameters(message: ConfigMessage) -> dict[str, str]:
+    """The ``parameters`` of a configuration, completed or not, by key, sorted."""
+    return {key: message.parameters[key].string_value for key in sorted(message.parameters)}
 
 
 def _refuse(directory_name: str, faults: Iterable[Fault]) -> None:
     found = list(faults)
     if found:
         raise ConfigInvalid(f"configuration of model '{directory_name}'", found)
-
-
-def _parameters(message: ConfigMessage) -> dict[str, str]:
-    return {key: message.parameters[key].string_value for key in sorted(message.parameters)}
 
 
 def _version_policy(message: ConfigMessage) -> VersionPolicy:
@@ -187,13 +200,16 @@ def _version_policy(message: ConfigMessage) -> VersionPolicy:
             return Latest()
 
 
-def _tensor(tensor: ConfigMessage, *, optional: bool = False, label_filename: str = "") -> ModelTensor:
+def _tensor(
+    tensor: ConfigMessage, *, optional: bool = False, ragged: bool = False, label_filename: str = ""
+) -> ModelTensor:
     return ModelTensor(
         name=tensor.name,
         datatype=DataType.from_config_name(value_name("DataType", tensor.data_type)),
         dims=tuple(tensor.dims),
         optional=optional,
         reshape=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
+        ragged=ragged,
         label_filename=label_filename,
     )
 

@@ -17,19 +17,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 INTRA_OP_THREAD_COUNT = "INTRA_OP_THREAD_COUNT"
+INTER_OP_THREAD_COUNT = "INTER_OP_THREAD_COUNT"
 ALLOW_NON_FINITE_WEIGHTS = "ALLOW_NON_FINITE_WEIGHTS"
 MAX_THREADS = 1024
 """Threads of one call, and instances of one model: nothing has use for more, and to start millions ends a server."""
 ENSEMBLE = "ensemble"
 TENSORRT = "tensorrt_plan"
+TORCHSCRIPT = "pytorch_libtorch"
 
+_PLATFORM_ALIASES = {"libtorch": TORCHSCRIPT}
 _PLATFORMS = {
     "onnxruntime": {"onnxruntime_onnx"},
-    "pytorch": {"pytorch_libtorch", "libtorch", "torch_aoti"},
+    "pytorch": {TORCHSCRIPT, "torch_aoti"},
     "tensorflow": {"tensorflow_savedmodel", "tensorflow_graphdef"},
     "tensorrt": {TENSORRT},
 }
 """Backends whose platform is checked; any platform goes with another backend."""
+
+_NOT_IN_TORCHSCRIPT = {"TYPE_UINT16", "TYPE_UINT32", "TYPE_UINT64", "TYPE_BF16"}
+"""Datatypes that Triton does not pass to TorchScript (spec 04 section 1.6)."""
 
 _PYTORCH_SWITCHES = (
     "DISABLE_OPTIMIZED_EXECUTION",
@@ -61,6 +67,7 @@ def config_faults(config: ConfigMessage) -> Iterator[Fault]:
         _platform(config),
         _batch_size(config),
         (f"{text} for {config.name}" for text in _tensors(config)),
+        _torchscript(config) if canonical_platform(config.platform) == TORCHSCRIPT else (),
         _dynamic_batching(config),
         _sequence_batching(config),
         _ensemble(config),
@@ -72,6 +79,11 @@ def config_faults(config: ConfigMessage) -> Iterator[Fault]:
     yield from _parameters(config)
 
 
+def canonical_platform(platform: str) -> str:
+    """The name of a platform, which a configuration may call by another one that Triton takes as well."""
+    return _PLATFORM_ALIASES.get(platform, platform)
+
+
 def _platform(config: ConfigMessage) -> Iterator[str]:
     platform, backend = config.platform, config.backend
     if platform == ENSEMBLE:
@@ -81,7 +93,7 @@ def _platform(config: ConfigMessage) -> Iterator[str]:
         yield f"must specify 'platform' or 'backend' for '{config.name}'"
     elif not backend:
         yield f"unexpected platform type '{platform}' for {config.name}"
-    elif platform not in _PLATFORMS.get(backend, {platform}):
+    elif backend in _PLATFORMS and canonical_platform(platform) not in _PLATFORMS[backend]:
         yield f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}"
 
 
@@ -170,6 +182,19 @@ def _sources(direction: str, enum: str, batch_tensor: ConfigMessage, inputs: set
         kind = value_name(enum, batch_tensor.kind)
         yield f"batch {direction} kind '{kind}' expects 1 source input, got {len(sources)}"
     yield from (f"unknown source input name '{name}'" for name in sources if name not in inputs)
+
+
+def _torchscript(config: ConfigMessage) -> Iterator[str]:
+    """What the backend for TorchScript refuses (spec 04 section 1.6)."""
+    for kind, tensors in (("input", config.input), ("output", config.output)):
+        for tensor in tensors:
+            datatype = value_name("DataType", tensor.data_type)
+            where = f"for model '{config.name}'"
+            dims = tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
+            if datatype in _NOT_IN_TORCHSCRIPT:
+                yield f"unsupported datatype {datatype} for {kind} '{tensor.name}' {where}"
+            if datatype == "TYPE_STRING" and len(dims) + (config.max_batch_size > 0) > 1:
+                yield f"Triton only supports 1 dimensional List of String as {kind} for '{tensor.name}' {where}"
 
 
 # --- schedulers -------------------------------------------------------------------------------------------------------
@@ -314,7 +339,7 @@ def _instance_groups(config: ConfigMessage) -> Iterator[str]:
 def _parameters(config: ConfigMessage) -> Iterator[Fault]:
     for key in sorted(config.parameters):
         value = config.parameters[key].string_value
-        if key == INTRA_OP_THREAD_COUNT and not is_thread_count(value):
+        if key in {INTRA_OP_THREAD_COUNT, INTER_OP_THREAD_COUNT} and not is_thread_count(value):
             remedy = 'give a whole number of threads as a string, e.g. "4"'
             yield Fault(f"parameters.{key}", f"'{value}' is no integer from 1 to {MAX_THREADS}", remedy)
         is_switch = key == ALLOW_NON_FINITE_WEIGHTS or (key in _PYTORCH_SWITCHES and config.backend == "pytorch")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Sequence
 
     from rebind.inference import InferRequest, InferResponse
 
@@ -24,7 +25,10 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What an instance made of one request. ``batch_size`` is the request's own, 1 without a batch dimension."""
+    """What an instance made of one request of a batch.
+
+    ``batch_size`` is the request's own, 1 without a batch dimension.
+    """
 
     response: InferResponse
     batch_size: int
@@ -34,13 +38,17 @@ class Execution:
 
 
 class Instance(Protocol):
-    """One executor of a model version; its scheduler calls it from one thread, one request after another."""
+    """One executor of a model version; its scheduler calls it from one thread, one batch after another."""
 
     @property
     def name(self) -> str: ...
 
-    def execute(self, request: InferRequest) -> Execution:
-        """Runs the model. Errors other than :class:`rebind.errors.RebindError` are defects and reported as Internal."""
+    def execute(self, requests: Sequence[InferRequest]) -> list[Execution]:
+        """Runs the model once, on one or more requests; what comes of each, in the same order.
+
+        Raises what is then the answer to every one of them; errors other than :class:`rebind.errors.RebindError` are
+        defects and reported as Internal.
+        """
         ...
 
 

@@ -74,7 +74,7 @@ class DefaultScheduler:
 
     def _execute(self, instance: Instance, job: _Job) -> functools.partial[None]:
         try:
-            execution = instance.execute(job.request)
+            [execution] = instance.execute([job.request])
         except RebindError as error:
             return functools.partial(self._fail, job, error)
         except Exception as error:  # noqa: BLE001 - models raise anything, and the instance has to go on

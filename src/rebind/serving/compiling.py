@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from rebind.errors import RebindError
+from rebind.serving.version import rebound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,8 +56,8 @@ class BackgroundCompiler:
         """False when a refit was committed meanwhile, so that these weights are not the ones to move with."""
         generation = version.generation
         # Not on the builder's thread, where it would wait until the plans of all other versions are built.
-        bound = await asyncio.to_thread(plan.bind, generation.bound.weights)
-        return version.promote(bound, generation)
+        bounds = await asyncio.to_thread(rebound, generation.bounds, plan)
+        return version.promote(bounds, generation)
 
 
 def log_stages(name: str, number: int) -> Callable[[str], None]:

@@ -1,4 +1,4 @@
-"""Instances: what a scheduler's threads call to run one request on the weights that serve at that moment."""
+"""Instances: what a scheduler's threads call to run requests on the weights that serve at that moment."""
 
 from __future__ import annotations
 
@@ -10,37 +10,53 @@ from rebind.inference import InferResponse
 from rebind.scheduling.contract import Execution
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rebind.inference import InferRequest, Parameter
     from rebind.serving.version import Generation, ModelVersion
+    from rebind.tensor import Tensor
 
 
 class ModelInstance:
-    """One executor of a version. Weights and plan are the version's: an instance holds none of its own."""
+    """One executor of a version, the one with the number ``index``. What it runs is the version's to say."""
 
-    def __init__(self, name: str, version: ModelVersion) -> None:
+    def __init__(self, name: str, version: ModelVersion, index: int) -> None:
         self.name = name
         self._version = version
+        self._index = index
 
-    def execute(self, request: InferRequest) -> Execution:
-        """Runs ``request`` on exactly one generation: the one that serves now, which the answer names."""
+    def execute(self, requests: Sequence[InferRequest]) -> list[Execution]:
+        """Runs ``requests`` as one batch on exactly one generation: the one that serves now, which the answers name."""
         started_ns = time.monotonic_ns()
         version = self._version
-        generation = version.generation
-        inputs = version.signature.arrange(request.inputs)
+        generation, signature = version.generation, version.signature
+        inputs = signature.arrange(requests)
         inputs_ready_ns = time.monotonic_ns()
         try:
-            results = generation.bound.execute(inputs)
+            results = generation.bounds[self._index].execute(inputs)
         except InputRefused as refusal:
-            raise version.signature.reworded(request, refusal) from refusal
+            raise signature.reworded(requests, refusal) from refusal
         computed_ns = time.monotonic_ns()
-        response = InferResponse(
-            model_name=version.name,
-            model_version=version.number,
-            outputs=version.signature.name_outputs(results, request.output_names),
+        answers = signature.name_outputs(results, requests)
+        return [
+            Execution(
+                self._response(request, outputs, generation),
+                signature.batch_size(request),
+                started_ns,
+                inputs_ready_ns,
+                computed_ns,
+            )
+            for request, outputs in zip(requests, answers, strict=True)
+        ]
+
+    def _response(self, request: InferRequest, outputs: tuple[Tensor, ...], generation: Generation) -> InferResponse:
+        return InferResponse(
+            model_name=self._version.name,
+            model_version=self._version.number,
+            outputs=outputs,
             id=request.id,
             parameters=weights_parameters(generation),
         )
-        return Execution(response, version.signature.batch_size(request), started_ns, inputs_ready_ns, computed_ns)
 
 
 def weights_parameters(generation: Generation) -> dict[str, Parameter]:

@@ -13,13 +13,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rebind.config.complete import DEFAULT_MAX_BATCH_SIZE, GraphFacts, complete
+from rebind.config.complete import DEFAULT_MAX_BATCH_SIZE, GraphFacts, complete, skipped_note
 from rebind.config.model import ModelConfig, intra_op_thread_count
 from rebind.config.server import CompileMode
 from rebind.repository.manifest import published_label
 from rebind.serving.compiling import log_stages
 from rebind.serving.signature import Signature
+from rebind.serving.wanted import model_options
 from rebind.weights.formats import open_weights
+from rebind.weights.names import renamed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,17 +31,21 @@ if TYPE_CHECKING:
     from rebind.config.server import ServerConfig
     from rebind.engines.contract import BoundPlan, Engine, EngineOptions, Graph, Plan
     from rebind.repository.versions import VersionSource
-    from rebind.weights.store import PutResult, WeightStore
+    from rebind.weights.store import PutResult, WeightSet, WeightStore
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A weight set that was read, checked and bound, and does not serve yet. ``label``: as published, or ""."""
+    """A weight set that was read, checked and bound, and does not serve yet.
+
+    ``bounds`` has a bound plan for each instance, see :class:`rebind.serving.version.Generation`; none where the same
+    weights serve. ``label``: as published, or "".
+    """
 
     put: PutResult
-    bound: BoundPlan
+    bounds: tuple[BoundPlan, ...]
     label: str
 
 
@@ -71,11 +77,12 @@ class Loader:
         self._options = options
         self._exempt_modules = 0
 
-    def open(self, written: ConfigMessage, source: VersionSource) -> Graph:
+    def open(self, name: str, written: ConfigMessage, source: VersionSource) -> Graph:
         """Opens the plan file of ``source``; ``written`` is the model's configuration before completion."""
+        engine = self._find_engine(source.plan_file, written)
         threads = intra_op_thread_count(written) or self._options.intra_op_threads
-        options = replace(self._options, intra_op_threads=threads)
-        return self._find_engine(source.plan_file, written).open(source.plan_file, options)
+        model = model_options(name, written, engine.backend)
+        return engine.open(source.plan_file, replace(self._options, intra_op_threads=threads, model=model))
 
     def load(self, name: str, written: ConfigMessage, source: VersionSource, graph: Graph) -> Loaded:
         """Completes the configuration, puts the weights into the store, binds them to the best plan at hand.
@@ -96,18 +103,30 @@ class Loader:
         signature = Signature(config, graph)
         staged = self.stage(config, graph, self._first_plan(graph, log_stages(name, source.number)), source)
         self._exempt_modules_from_collection()
+        _log_parameters(graph, len(config.instance_names))
         return Loaded(source, config, graph, signature, staged, (time.monotonic() - started_s) * 1e3)
 
-    def stage(self, config: ModelConfig, graph: Graph, plan: Plan, source: VersionSource) -> Staged:
+    def stage(
+        self, config: ModelConfig, graph: Graph, plan: Plan, source: VersionSource, serving_digest: str = ""
+    ) -> Staged:
         """Reads the weights of ``source``, checks them against the slots of ``graph``, and binds them to ``plan``.
 
-        The label belongs to the very bytes that were read: when the file is replaced meanwhile, it is read again.
+        Weights that turn out to be those of ``serving_digest`` are not bound. The label belongs to the very bytes that
+        were read: when the file is replaced meanwhile, it is read again.
         """
         while True:
             label = published_label(source.weights_file)
             put = self._put(graph, source, allow_non_finite=config.allow_non_finite_weights)
             if published_label(source.weights_file) == label:
-                return Staged(put, plan.bind(put.weights), label)
+                same = put.weights.digest == serving_digest
+                return Staged(put, () if same else self._bind(plan, put.weights, graph, config), label)
+
+    def _bind(self, plan: Plan, weights: WeightSet, graph: Graph, config: ModelConfig) -> tuple[BoundPlan, ...]:
+        """What each instance runs: one bound plan for all, or each its own on a copy of the weights."""
+        first, instances = plan.bind(weights), len(config.instance_names)
+        if graph.shares_weights:
+            return (first,) * instances
+        return (first, *(plan.bind(self._store.copy(weights)) for _ in range(instances - 1)))
 
     def _put(self, graph: Graph, source: VersionSource, *, allow_non_finite: bool) -> PutResult:
         with ExitStack() as stack:
@@ -115,6 +134,7 @@ class Loader:
             if source.weights_file is None:
                 return self._store.put(graph.slots, embedded, allow_non_finite=allow_non_finite)
             weights = stack.enter_context(open_weights(source.weights_file))
+            weights = renamed(weights, graph.slots)
             return self._store.put(graph.slots, weights, embedded, allow_non_finite=allow_non_finite)
 
     def _first_plan(self, graph: Graph, report: Callable[[str], None]) -> Plan:
@@ -136,6 +156,15 @@ class Loader:
             gc.freeze()
 
 
+def _log_parameters(graph: Graph, instances: int) -> None:
+    """The lines by which users of Triton see that a model's parameters took effect (spec 04 section 1.2)."""
+    for level, text in graph.log_lines():
+        _log.log(level, "%s", text)
+    if graph.shares_weights:
+        for _ in range(instances - 1):
+            _log.info("%s", graph.reuse_line)
+
+
 def complete_config(
     name: str,
     written: ConfigMessage,
@@ -148,7 +177,7 @@ def complete_config(
 ) -> ModelConfig:
     """The configuration that a version is served with: what is ``written``, and the rest from its graph.
 
-    Raises :class:`rebind.errors.ConfigInvalid`.
+    Logs Triton's warning when neither says it all. Raises :class:`rebind.errors.ConfigInvalid`.
     """
     facts = GraphFacts(
         inputs=graph.inputs,
@@ -158,5 +187,7 @@ def complete_config(
         backend=engine.backend,
         model_filename=source.plan_file.name,
     )
+    if auto_complete and (note := skipped_note(written, facts, name)):
+        _log.warning("%s", note)
     message = complete(written, facts, name, auto_complete=auto_complete, default_max_batch_size=default_max_batch_size)
     return ModelConfig.from_message(message, name)

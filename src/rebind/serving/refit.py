@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rebind.errors import as_rebind_error
+from rebind.serving.version import rebound
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from rebind.engines.contract import BoundPlan, Graph
+    from rebind.engines.contract import Graph
     from rebind.repository.versions import VersionSource
     from rebind.serving.loader import Loader, Staged
     from rebind.serving.version import ModelVersion
@@ -43,18 +45,18 @@ class Refitter:
             version.step("stage")
             staged = await self._stage(version, graph, source)
             version.graph, version.source, version.refusal = graph, source, None
-            if staged.put.weights.digest == version.generation.bound.weights.digest:
+            if not staged.bounds:
                 version.step("unchanged")
                 return
             version.step("validated")
-            version.commit(_on_current_plan(version, staged), staged, cause, (time.monotonic() - started_s) * 1e3)
+            version.commit(_on_current_plan(version, staged), cause, (time.monotonic() - started_s) * 1e3)
             _log_refit(version)
 
     async def _stage(self, version: ModelVersion, graph: Graph, source: VersionSource) -> Staged:
-        plan = version.generation.bound.plan
+        plan, digest = version.generation.plan, version.generation.weights.digest
         try:
             return await asyncio.get_running_loop().run_in_executor(
-                self._executor, self._loader.stage, version.config, graph, plan, source
+                self._executor, self._loader.stage, version.config, graph, plan, source, digest
             )
         except Exception as error:
             version.step("refused")
@@ -70,10 +72,10 @@ class Refitter:
             raise refusal from error
 
 
-def _on_current_plan(version: ModelVersion, staged: Staged) -> BoundPlan:
+def _on_current_plan(version: ModelVersion, staged: Staged) -> Staged:
     """The staged weights on the plan that serves now, which may have been promoted while they were read."""
-    plan = version.generation.bound.plan
-    return staged.bound if staged.bound.plan is plan else plan.bind(staged.put.weights)
+    plan = version.generation.plan
+    return staged if staged.bounds[0].plan is plan else replace(staged, bounds=rebound(staged.bounds, plan))
 
 
 def _log_refit(version: ModelVersion) -> None:

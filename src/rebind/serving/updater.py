@@ -188,7 +188,7 @@ class Updater:
         self, name: str, config: ConfigMessage, load: reconcile.Load, served: ModelVersion | None
     ) -> Loaded | _SamePlan:
         _log.info("loading: %s:%d", name, load.source.number)
-        graph = await self._call(lambda: self._loader.open(config, load.source))
+        graph = await self._call(lambda: self._loader.open(name, config, load.source))
         if served is not None and not load.config_changed and served.graph.key == graph.key:
             return _SamePlan(graph, load.source)
         return await self._call(lambda: self._loader.load(name, config, load.source, graph))
@@ -203,7 +203,7 @@ class Updater:
         _log.info("successfully loaded '%s' version %d", model.name, version.number)
         if replaced is not None:
             self._hold(asyncio.create_task(replaced.drain()))
-        if self._compiler is not None and version.generation.bound.plan.tier is Tier.EAGER:
+        if self._compiler is not None and version.generation.plan.tier is Tier.EAGER:
             version.promotion = asyncio.create_task(self._compiler.promote(version))
             self._hold(version.promotion)
 

@@ -261,14 +261,15 @@ def _check_tensor(request: InferRequest, tensor: Declared, spec: TensorSpec, *, 
             f"{request.log_prefix}All input dimensions should be specified for {where}, "
             f"got {format_shape(tensor.shape)}"
         )
-    if not _fits(tensor.shape, spec.shape):
+    if not shape_fits(tensor.shape, spec.shape):
         raise InvalidArgument(
             f"{request.log_prefix}unexpected shape for {where}. "
             f"Expected {format_shape(spec.shape)}, got {format_shape(tensor.shape)}. {_BATCH_NOTE if batching else ''}"
         )
 
 
-def _fits(shape: tuple[int, ...], pattern: tuple[int, ...]) -> bool:
+def shape_fits(shape: tuple[int, ...], pattern: tuple[int, ...]) -> bool:
+    """Whether ``shape`` is one of those that ``pattern`` allows, where -1 is a dimension that varies."""
     return len(shape) == len(pattern) and all(want in (-1, dim) for dim, want in zip(shape, pattern, strict=True))
 
 

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rebind.config.model import ModelConfig
-    from rebind.engines.contract import BoundPlan, Graph
+    from rebind.engines.contract import BoundPlan, Graph, Plan
     from rebind.inference import InferRequest, InferResponse
     from rebind.repository.versions import VersionSource
     from rebind.scheduling.contract import Instance, Observer, Scheduler
     from rebind.serving.loader import Loaded, Staged
     from rebind.serving.signature import Signature
-    from rebind.weights.store import PutResult
+    from rebind.weights.store import PutResult, WeightSet
 
     SchedulerFactory = Callable[[Sequence[Instance], Observer], Scheduler]
 
@@ -32,11 +32,24 @@ HISTORY_LENGTH = 256
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What serves: a plan bound to one weight set. ``number`` counts commits from 1 and is never reused."""
+    """What serves: a plan bound to one weight set. ``number`` counts commits from 1 and is never reused.
+
+    ``bounds`` has what each instance runs: one bound plan for all, or one for each on its own copy of the weights.
+    """
 
     number: int
     label: str
-    bound: BoundPlan
+    bounds: tuple[BoundPlan, ...]
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of all :attr:`bounds`."""
+        return self.bounds[0].plan
+
+    @property
+    def weights(self) -> WeightSet:
+        """The weights of all :attr:`bounds`, as they are in the store."""
+        return self.bounds[0].weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +110,13 @@ class ModelVersion:
         self.refusal: str | None = None
         """Why the newest weights on disk do not serve, until others are committed."""
         number = 1 if predecessor is None else predecessor.generation.number + 1
-        self.generation: Generation = Generation(number, loaded.staged.label, loaded.staged.bound)
+        self.generation: Generation = Generation(number, loaded.staged.label, loaded.staged.bounds)
         self._weights_state = WeightsState.SERVING
         self._history = deque(() if predecessor is None else predecessor.history, maxlen=HISTORY_LENGTH)
         self._remember("load", loaded.staged.put, loaded.load_ms)
         self._scheduler = make_scheduler(
-            [ModelInstance(name, self) for name in loaded.config.instance_names], self.statistics
+            [ModelInstance(name, self, index) for index, name in enumerate(loaded.config.instance_names)],
+            self.statistics,
         )
 
     def infer(self, request: InferRequest) -> asyncio.Future[InferResponse]:
@@ -130,18 +144,18 @@ class ModelVersion:
         """Moves :attr:`weights_state` along its table."""
         self._weights_state = advance(WEIGHTS_TRANSITIONS, self._weights_state, event)
 
-    def commit(self, bound: BoundPlan, staged: Staged, cause: str, refit_ms: float) -> None:
-        """Makes ``bound`` the next generation: one assignment, seen by every request that starts from now on."""
-        self.generation = Generation(self.generation.number + 1, staged.label, bound)
+    def commit(self, staged: Staged, cause: str, refit_ms: float) -> None:
+        """Makes ``staged`` the next generation: one assignment, seen by every request that starts from now on."""
+        self.generation = Generation(self.generation.number + 1, staged.label, staged.bounds)
         self.step("committed")
         self.refusal = None
         self._remember(cause, staged.put, refit_ms)
 
-    def promote(self, bound: BoundPlan, expected: Generation) -> bool:
+    def promote(self, bounds: tuple[BoundPlan, ...], expected: Generation) -> bool:
         """Replaces the plan under the weights of ``expected``; False if other weights serve by now."""
         if self.generation is not expected:
             return False
-        self.generation = replace(expected, bound=bound)
+        self.generation = replace(expected, bounds=bounds)
         return True
 
     def _remember(self, cause: str, put: PutResult, refit_ms: float) -> None:
@@ -157,3 +171,9 @@ class ModelVersion:
                 shared_bytes=put.shared_bytes,
             )
         )
+
+
+def rebound(bounds: Sequence[BoundPlan], plan: Plan) -> tuple[BoundPlan, ...]:
+    """The same weights on another plan: instances that shared a bound plan share one again."""
+    moved = {bound: plan.bind(bound.weights) for bound in set(bounds)}
+    return tuple(moved[bound] for bound in bounds)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rebind.config.model import FileRules
+from rebind.config.complete import normalise
+from rebind.config.model import FileRules, InstanceKind, parameters
 from rebind.config.pbtxt import parse_pbtxt, read_pbtxt
+from rebind.config.schema import copy_of, value_name
 from rebind.config.validation import ENSEMBLE
+from rebind.engines.contract import ModelOptions
 from rebind.errors import ConfigInvalid, Fault, Unsupported
 from rebind.repository.versions import Layout, choose, resolve
 
@@ -33,7 +36,8 @@ def find_wanted(directory: ModelDirectory, *, need_config: bool) -> Wanted:
     """Reads the configuration and chooses; no plan or weights file is opened.
 
     ``need_config``: there is no auto-completion, so that ``config.pbtxt`` must be there.
-    Raises ConfigInvalid, RepositoryInvalid, or InvalidArgument when no version is left.
+    Raises ConfigInvalid, RepositoryInvalid, Unavailable when the configured platform's file is missing, or
+    InvalidArgument when no version is left.
     """
     config = read_config(directory, need_config=need_config)
     rules = FileRules.from_message(config, directory.name)
@@ -49,7 +53,22 @@ def find_wanted(directory: ModelDirectory, *, need_config: bool) -> Wanted:
 
 def layout_of(rules: FileRules) -> Layout:
     """The file names that a configuration asks for. Raises ConfigInvalid for names that are paths."""
-    return Layout(rules.default_model_filename, rules.weights_filename)
+    return Layout(rules.default_model_filename, rules.weights_filename, rules.platform, rules.backend)
+
+
+def model_options(name: str, written: ConfigMessage, backend: str) -> ModelOptions:
+    """What a configuration as written says to the engine, one of ``backend``, that opens the model's file."""
+    config = copy_of(written)
+    config.backend = backend
+    groups = normalise(config, name).instance_group
+    kinds = {value_name("ModelInstanceGroup.Kind", group.kind) for group in groups}
+    return ModelOptions(
+        name=name,
+        parameters=parameters(written),
+        input_names=tuple(tensor.name for tensor in written.input),
+        instances=sum(group.count for group in groups),
+        keeps_devices=InstanceKind.MODEL.value in kinds,
+    )
 
 
 def read_config(directory: ModelDirectory, *, need_config: bool = False) -> ConfigMessage:
@@ -79,5 +98,7 @@ def _not_yet(config: ConfigMessage, name: str) -> Iterator[str]:
         "decoupled transactions": config.model_transaction_policy.decoupled,
         "response_cache": config.response_cache.enable,
         "passive instances": any(group.passive for group in config.instance_group),
+        "batch_input": bool(config.batch_input),
+        "batch_output": bool(config.batch_output),
     }
     return (f"model '{name}' asks for {what}, which has no effect yet" for what, is_asked in asked.items() if is_asked)
