@@ -32,6 +32,8 @@ HOST = "127.0.0.1"
 REPETITIONS = 5
 """Figures are medians of so many measurements."""
 MB = 1_000_000
+LARGEST_ERROR = 1e-4
+"""Of an answer, relative to eager PyTorch's largest value: sums are formed in another order. Other weights give 1."""
 _START_TIMEOUT_S = 300.0  # with a compile
 _ANSWER_TIMEOUT_S = 60.0
 
@@ -41,22 +43,46 @@ class Prepared:
     """A model in a repository, weights files to publish, and what eager PyTorch answers.
 
     ``answers[seed][request]`` belongs to ``inputs[request]``; seed 0 are the weights in the model file, and
-    ``weights_files[seed - 1]`` has those of the others.
+    ``weights_files[seed - 1]`` has those of the others. ``build_s`` is what torch took to make the model file of the
+    trained module.
     """
 
     name: str
-    repository: Path
     plan_file: Path
     weights_files: tuple[Path, ...]
     weights_nbytes: int
     inputs: npt.NDArray[np.float32]
     answers: npt.NDArray[np.float32]
+    build_s: float
+
+    @property
+    def repository(self) -> Path:
+        """The directory that has the model's."""
+        return self.plan_file.parents[2]
 
     def publish(self, seed: int) -> None:
         """Puts the weights of ``seed`` beside the model file, by a rename; their bytes are not copied."""
         aside = self.plan_file.with_name(".aside")
         aside.hardlink_to(self.weights_files[seed - 1])
-        aside.replace(self.plan_file.with_suffix(".safetensors"))
+        aside.replace(self._published)
+
+    def withdraw(self) -> None:
+        """Takes the published weights away: the next load finds those in the model file."""
+        self._published.unlink()
+
+    def check(self, answer: Answer, seed: int, generation: int | None = None) -> None:
+        """Raises when the answer to the first request was not made with the weights of ``seed``, by eager PyTorch's.
+
+        Nor may it name another generation than ``generation``, where that is given.
+        """
+        expected = self.answers[seed][0]
+        error = float(np.abs(answer.output - expected).max() / np.abs(expected).max())
+        if generation not in (None, answer.generation) or not error <= LARGEST_ERROR:
+            raise RuntimeError(f"expected generation {generation}, got {answer.generation}; error {error:.3g}")
+
+    @property
+    def _published(self) -> Path:
+        return self.plan_file.with_suffix(".safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +113,10 @@ class Report:
     def at_most(self, name: str, value: float, bound: float, detail: str) -> None:
         """A figure that is missed when it is above ``bound``."""
         self._add(name, value, bound, "<=", value <= bound, detail)
+
+    def without_bound(self, name: str, value: float) -> None:
+        """A figure that is kept, but neither judged nor printed: a table shows it."""
+        self._figures.append({"name": name, "value": value, "passed": True})
 
     def finish(self, options: Options) -> int:
         """Writes the JSON if that is wanted, and returns the exit code."""
@@ -119,9 +149,17 @@ class Client:
         self._model = model
         self._input = self._call("GET", f"/v2/models/{model}")["inputs"][0]["name"]
 
+    def close(self) -> None:
+        """Ends the connection."""
+        self._connection.close()
+
     def load(self) -> None:
         """Has the model loaded as it is on disk now; returns when that serves."""
         self._exchange("POST", f"/v2/repository/models/{self._model}/load", b"{}")
+
+    def unload(self) -> None:
+        """Has the model unloaded."""
+        self._exchange("POST", f"/v2/repository/models/{self._model}/unload", b"{}")
 
     def weights(self) -> dict[str, Any]:
         """Which weights serve, and which did."""
@@ -203,14 +241,19 @@ def new_process() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
 
 
-def prepare(name: str, work_dir: Path, *, weight_sets: int, requests: int = 1, instances: int = 1) -> Prepared:
+def prepare(name: str, work_dir: Path, **options: Any) -> Prepared:
+    """As :func:`prepare_forms`, for archives alone."""
+    return prepare_forms(name, work_dir, ("archive",), **options)["archive"]
+
+
+def prepare_forms(name: str, work_dir: Path, forms: Sequence[str], **options: Any) -> dict[str, Prepared]:
     """As :func:`benchmarks.models.write`, in a process of its own.
 
     Torch's libraries are not loaded into this one: pages that it shared with the server would not be counted as the
     server's.
     """
     with new_process() as child:
-        return child.submit(_prepare, name, work_dir, weight_sets, requests, instances).result()
+        return child.submit(_write, name, work_dir, forms, options).result()
 
 
 def fresh_compile_s(plan_file: Path) -> float:
@@ -219,10 +262,22 @@ def fresh_compile_s(plan_file: Path) -> float:
         return child.submit(_fresh_compile_s, plan_file).result()
 
 
-def _prepare(name: str, work_dir: Path, weight_sets: int, requests: int, instances: int) -> Prepared:
+def torch_load_s(prepared: Prepared, form: str) -> float:
+    """As :func:`benchmarks.forms.torch_load_s`, in a process of its own."""
+    with new_process() as child:
+        return child.submit(_torch_load_s, prepared, form).result()
+
+
+def _write(name: str, work_dir: Path, forms: Sequence[str], options: dict[str, Any]) -> dict[str, Prepared]:
     from benchmarks import models
 
-    return models.write(name, work_dir, weight_sets=weight_sets, requests=requests, instances=instances)
+    return models.write(name, work_dir, forms, **options)
+
+
+def _torch_load_s(prepared: Prepared, form: str) -> float:
+    from benchmarks import forms
+
+    return forms.torch_load_s(prepared, form)
 
 
 def _fresh_compile_s(plan_file: Path) -> float:

@@ -1,5 +1,7 @@
 """How much memory a server takes with 4 instances of a 1 GB model, at rest and while it is refitted under load.
 
+Then with 16 instances of a TorchScript model of 100 MB, which share their weights or, as by default, do not.
+
 What counts is the proportional set size (PSS) of the server and its children, and pages of its memory files that no
 process has mapped.
 """
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import harness
-from benchmarks.harness import MB, REPETITIONS, Client, median, prepare, serving
+from benchmarks.harness import MB, REPETITIONS, Client, median, prepare, prepare_forms, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from benchmarks.harness import Options, Prepared, Report, Server
 
 INSTANCES = 4
+SCRIPT_INSTANCES = 16
 REFITS = 20
 ALLOWANCE_NBYTES = 400 * MB
 """For Python, torch, and buffers: does not count against the weights."""
@@ -32,25 +35,35 @@ MOST_AFTERWARDS = 1.05
 """Times what there was before the refits."""
 SPARE_IDLE_S = 5.0
 """Longer than a refit, so that the spare memory is there for the next one."""
+COPIES_APART = 0.5
+"""How far instances that share nothing may be from one copy for each."""
 _PAUSE_S = 0.05
 
 
 def run(report: Report, options: Options, work_dir: Path) -> None:
     """The whole measurement."""
+    measure_refits(report, options, work_dir)
+    measure_script(report, options, work_dir)
+
+
+def measure_refits(report: Report, options: Options, work_dir: Path) -> None:
+    """One plan and one weight set for four instances."""
     report.progress("export, two weights files, answers of eager PyTorch")
-    prepared = prepare("stack", work_dir, weight_sets=2, instances=INSTANCES)
+    prepared = prepare("stack_1gb", work_dir, weight_sets=2, instances=INSTANCES)
     report.progress(f"starting the server (compiles when its plan is not in {options.plan_cache_dir})")
     with serving(prepared, options, f"--spare-weights-idle-secs={SPARE_IDLE_S}") as server:
-        use_all_instances(server, prepared)
+        use_all_instances(server, prepared, INSTANCES)
         before = at_rest(server)
-        report_over_weights(report, "at rest, 4 instances", before, MOST_AT_REST, prepared)
+        report_over_weights(report, "at rest, 4 instances", before, MOST_AT_REST, prepared.weights_nbytes)
         report.progress(f"{REFITS} refits under load")
         with sampled(server) as samples, load(server, prepared):
             refit(server, prepared)
         report.progress(
             f"{len(samples)} samples; peak of RSS by the kernel's account {peak_rss_nbytes(server.pid) / MB:.0f} MB"
         )
-        report_over_weights(report, "largest while refitted", max(samples), MOST_WHILE_REFITTED, prepared)
+        report_over_weights(
+            report, "largest while refitted", max(samples), MOST_WHILE_REFITTED, prepared.weights_nbytes
+        )
         report.progress(f"waiting until the spare memory has been idle for {SPARE_IDLE_S:g} s")
         time.sleep(SPARE_IDLE_S + 2)
         after = at_rest(server)
@@ -58,18 +71,41 @@ def run(report: Report, options: Options, work_dir: Path) -> None:
         report.at_most("memory afterwards / before", after / before, MOST_AFTERWARDS, detail)
 
 
-def report_over_weights(report: Report, name: str, nbytes: int, bound: float, prepared: Prepared) -> None:
+def report_over_weights(report: Report, name: str, nbytes: int, bound: float, weights_nbytes: int) -> None:
     """The figure (memory - allowance) / weights."""
-    weights_nbytes = prepared.weights_nbytes
     detail = f"{nbytes / MB:.0f} MB, weights {weights_nbytes / MB:.0f} MB"
     report.at_most(f"(memory - 400 MB) / weights, {name}", (nbytes - ALLOWANCE_NBYTES) / weights_nbytes, bound, detail)
 
 
-def use_all_instances(server: Server, prepared: Prepared) -> None:
-    """Three times as many requests at once as there are instances: each has to answer some."""
-    clients = [Client(server.port, prepared.name) for _ in range(3 * INSTANCES)]
+def measure_script(report: Report, options: Options, work_dir: Path) -> None:
+    """TorchScript's ``ENABLE_WEIGHT_SHARING``, with 16 instances."""
+    shared, weights_nbytes = script_nbytes(report, options, work_dir / "shared", "true")
+    apart, _ = script_nbytes(report, options, work_dir / "apart", "false")
+    report_over_weights(report, "TorchScript, 16 instances that share", shared, MOST_AT_REST, weights_nbytes)
+    copies = (apart - shared) / weights_nbytes
+    detail = f"{apart / MB:.0f} MB without ENABLE_WEIGHT_SHARING, {shared / MB:.0f} MB with it"
+    report.at_most(
+        "TorchScript, 16 instances that do not share: |further copies - 15|", abs(copies - 15), COPIES_APART, detail
+    )
+
+
+def script_nbytes(report: Report, options: Options, work_dir: Path, sharing: str) -> tuple[int, int]:
+    """Memory at rest after all instances have answered, and the size of the weights."""
+    report.progress(f"TorchScript, {SCRIPT_INSTANCES} instances, ENABLE_WEIGHT_SHARING {sharing}")
+    parameters = {"ENABLE_WEIGHT_SHARING": sharing}
+    settings = {"weight_sets": 0, "instances": SCRIPT_INSTANCES, "parameters": parameters}
+    prepared = prepare_forms("stack_100mb", work_dir, ("torchscript",), **settings)["torchscript"]
+    with serving(prepared, options) as server:
+        use_all_instances(server, prepared, SCRIPT_INSTANCES)
+        return at_rest(server), prepared.weights_nbytes
+
+
+def use_all_instances(server: Server, prepared: Prepared, instances: int) -> None:
+    """Eight times as many requests at once as there are instances: each has to answer some. All answers are checked."""
+    clients = [Client(server.port, prepared.name) for _ in range(8 * instances)]
     with ThreadPoolExecutor(len(clients)) as pool:
-        list(pool.map(lambda client: client.infer(prepared.inputs[0]), clients))
+        for answer in pool.map(lambda client: client.infer(prepared.inputs[0]), clients):
+            prepared.check(answer, seed=0, generation=1)
 
 
 def refit(server: Server, prepared: Prepared) -> None:

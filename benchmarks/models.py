@@ -5,6 +5,7 @@ This module imports torch; the benchmarks call it in other processes (:func:`ben
 
 from __future__ import annotations
 
+import functools
 import tempfile
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from benchmarks.forms import FORMS, build_s, config_text, warm_up_compiler
 from benchmarks.harness import Prepared
 from rebind.demo import digits
 from rebind.engines.contract import EngineOptions
@@ -22,6 +24,8 @@ from rebind.engines.registry import engine_for_file
 from rebind.plans.cache import PlanCache
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     import numpy.typing as npt
 
 
@@ -76,66 +80,74 @@ class ResNet50(nn.Module):
 
 
 class LinearStack(nn.Module):
-    """16 layers of 4096 x 4096: 1.07 GB of weights, and next to nothing else."""
+    """``layers`` times ``width`` x ``width`` weights, and next to nothing else."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int, width: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(4096, 4096, bias=False) for _ in range(16)])
+        self.layers = nn.ModuleList([nn.Linear(width, width, bias=False) for _ in range(layers)])
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Features ``[n, 4096]`` of features ``[n, 4096]``."""
+        """Features ``[n, width]`` of features ``[n, width]``."""
         for layer in self.layers:
             features = torch.relu(layer(features))
         return features
 
 
-NETWORKS: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "resnet50": (ResNet50, (1, 3, 224, 224)),
-    "stack": (LinearStack, (1, 4096)),
+    "stack_10mb": (functools.partial(LinearStack, 10, 512), (1, 512)),
+    "stack_100mb": (functools.partial(LinearStack, 6, 2048), (1, 2048)),
+    "stack_1gb": (functools.partial(LinearStack, 16, 4096), (1, 4096)),
     "digits": (digits.DigitsNet, (4, 1, 8, 8)),
 }
-"""By name: the class, and the shape of a request."""
+"""By name: what makes it, and the shape of a request. Stacks have 10.5, 100.7 and 1,074 MB of weights."""
 
 OWNS_TWO_CORES = ("resnet50",)
 """Has the only instance of its server, and enough to compute for two threads: it is served with two."""
 
 
-def write(name: str, work_dir: Path, *, weight_sets: int, requests: int, instances: int) -> Prepared:
-    """Writes the model into a repository, ``weight_sets`` weights files beside it, and eager PyTorch's answers.
+def write(
+    name: str,
+    work_dir: Path,
+    forms: Sequence[str],
+    *,
+    weight_sets: int,
+    requests: int = 1,
+    instances: int = 1,
+    parameters: Mapping[str, str] | None = None,
+) -> dict[str, Prepared]:
+    """Writes the model into a repository for each of ``forms``, ``weight_sets`` weights files, and eager answers.
 
-    The model file has the weights of seed 0, the weights files those of 1, 2, ...
+    The model files have the weights of seed 0, the weights files those of 1, 2, ... ``instances`` and ``parameters``
+    are for the configuration.
     """
     torch.set_num_threads(1)  # as an instance of the server has; the other processors are in use
     network, shape = NETWORKS[name]
-    version_dir = work_dir / "models" / name / "1"
-    version_dir.mkdir(parents=True)
-    config = f"instance_group [{{ count: {instances} kind: KIND_CPU }}]\n"
-    if name in OWNS_TWO_CORES:
-        config += 'parameters { key: "INTRA_OP_THREAD_COUNT" value { string_value: "2" } }\n'
-    (version_dir.parent / "config.pbtxt").write_text(config)
-    plan_file = version_dir / "model.pt2"
     inputs = torch.randn((requests, *shape), generator=torch.Generator().manual_seed(1))
     net = network().eval()
     set_weights(net, seed=0)
-    if isinstance(net, digits.DigitsNet):
-        digits.export(net, plan_file)
-    else:
-        torch.export.save(torch.export.export(net, (inputs[0],)), plan_file)
-    files, answers = [], [_answers(net, inputs)]
+    answers = [_answers(net, inputs)]
+    if "package" in forms:
+        warm_up_compiler()
+    parameters = dict(parameters or {}) | ({"INTRA_OP_THREAD_COUNT": "2"} if name in OWNS_TWO_CORES else {})
+    built: dict[str, tuple[Path, float]] = {}
+    for form in forms:
+        plan_file = work_dir / form / "models" / name / "1" / FORMS[form].file_name
+        plan_file.parent.mkdir(parents=True)
+        text = config_text(FORMS[form].platform, shape, answers[0].shape[1:], instances, parameters)
+        (plan_file.parents[1] / "config.pbtxt").write_text(text)
+        built[form] = plan_file, build_s(FORMS[form], net, inputs[0], plan_file)
+    files = []
     for seed in range(1, weight_sets + 1):
         set_weights(net, seed)
         files.append(work_dir / f"{name}-{seed}.safetensors")
         save_file(net.state_dict(), files[-1])
         answers.append(_answers(net, inputs))
-    return Prepared(
-        name=name,
-        repository=work_dir / "models",
-        plan_file=plan_file,
-        weights_files=tuple(files),
-        weights_nbytes=sum(tensor.nbytes for tensor in net.state_dict().values()),
-        inputs=inputs.numpy(),
-        answers=np.stack(answers),
-    )
+    weights_nbytes = sum(tensor.nbytes for tensor in net.state_dict().values())
+    return {
+        form: Prepared(name, plan_file, tuple(files), weights_nbytes, inputs.numpy(), np.stack(answers), seconds)
+        for form, (plan_file, seconds) in built.items()
+    }
 
 
 @torch.no_grad()

@@ -27,3 +27,13 @@ def test_not_a_number_is_no_pass(tmp_path: Path) -> None:
     report = Report("refit", "")
     report.at_most("ratio", float("nan"), 3.0, "")
     assert report.finish(Options(json=None, plan_cache_dir=tmp_path)) == 1
+
+
+def test_a_figure_without_a_bound_is_written_down_and_fails_nothing(tmp_path: Path) -> None:
+    options = Options(json=tmp_path / "figures.json", plan_cache_dir=tmp_path)
+    report = Report("engines", "")
+    report.without_bound("refit_s", 0.25)
+
+    assert report.finish(options) == 0
+    (figure,) = json.loads((tmp_path / "figures.json").read_text())["figures"]
+    assert (figure["name"], figure["value"]) == ("refit_s", 0.25)

@@ -1,7 +1,9 @@
-"""Small networks that have, between them, everything in which engines were seen to go wrong, and their export."""
+"""Small networks that have, between them, everything in which engines were seen to go wrong, and files of them."""
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,12 +14,44 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from rebind.tensor import DataType
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container, Mapping
     from pathlib import Path
 
 Arrays = list[npt.NDArray[Any]]
 BATCH = torch.export.Dim("batch", min=1, max=64)
+PACKAGE_OPTIONS: dict[str, Any] = {
+    # Otherwise single elements, and vectors of at most 8, become part of the code, where no refit reaches them (T5).
+    "always_keep_tensor_constants": True,
+    "joint_graph_constant_folding": False,
+    # A header compiled in advance costs more than it gives to the one compile that uses it.
+    "aot_inductor.precompile_headers": False,
+    "compile_threads": 1,
+}
+"""Inductor's options for compiled packages whose weights can be replaced, all of them."""
+
+
+class Form(enum.Enum):
+    """What a network can be saved as."""
+
+    EXPORTED = "exported"
+    EMBEDDED = "embedded"
+    """A compiled package with the weights inside."""
+    WEIGHTLESS = "weightless"
+    """A compiled package without weights."""
+    SCRIPTED = "scripted"
+    TRACED = "traced"
+
+    @property
+    def is_torchscript(self) -> bool:
+        return self in {Form.SCRIPTED, Form.TRACED}
+
+    @property
+    def file_name(self) -> str:
+        """In a version directory."""
+        return "model.pt" if self.is_torchscript else "model.pt2"
 
 
 class Mlp(nn.Module):
@@ -66,11 +100,22 @@ class Transformer(nn.Module):
         self.register_buffer("mask", torch.full((8, 8), -1e4).triu(1), persistent=False)
 
     def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits, pooled = self.results(ids)
+        return {"logits": logits, "pooled": pooled}
+
+    def results(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         hidden = self.embed(ids)
         q, k, v = self.qkv(hidden).chunk(3, dim=-1)
         mixed = torch.softmax(q @ k.transpose(-2, -1) / 32**0.5 + self.mask, dim=-1) @ v
         hidden = self.norm(hidden + mixed)
-        return {"logits": self.head(hidden), "pooled": hidden.mean(1)}
+        return self.head(hidden), hidden.mean(1)
+
+
+class TransformerPair(Transformer):
+    """Returns a tuple, as a TorchScript model that is served must: no dictionary (spec 04 section 1.5)."""
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        return self.results(ids)
 
 
 class Half(nn.Module):
@@ -83,6 +128,13 @@ class Half(nn.Module):
 
     def forward(self, x: torch.Tensor, *, flags: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return self.second(torch.relu(self.first(x))), flags.sum(), ~flags
+
+
+class Mixed(Half):
+    """BF16 inside and FP32 outside, arguments by position: what TorchScript models serve (spec 04 section 1.6)."""
+
+    def forward(self, x: torch.Tensor, flags: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.second(torch.relu(self.first(x.to(torch.bfloat16)))).float(), flags.sum(), ~flags
 
 
 class CountsCalls(nn.Module):
@@ -126,7 +178,13 @@ def export(model: nn.Module, path: Path, *args: torch.Tensor, batch: bool = True
 
 @dataclass(frozen=True)
 class Case:
-    """A network as the suite sees it: how to make it, its example arguments, and random inputs as numpy arrays."""
+    """A network as the suite sees it: how to make it, its example arguments, and random inputs as numpy arrays.
+
+    ``outputs`` are the datatypes of what it returns. ``compiled_bound``: how far compiled code, which sums in another
+    order, may be from eager PyTorch, as a part of the largest number of an answer. ``constants``: what a compiled
+    package calls the tensors that ``forward`` itself makes. ``calls``: 1, or more of a network that keeps state from
+    call to call, none of whose weights leaves the answer to the last of so many equal calls as it is.
+    """
 
     name: str
     make: Callable[[], nn.Module]
@@ -134,6 +192,10 @@ class Case:
     inputs: Callable[[np.random.Generator], Arrays]
     keywords: tuple[tuple[str, torch.Tensor], ...] = ()
     batch: bool = True
+    outputs: tuple[DataType, ...] = (DataType.FP32,)
+    compiled_bound: float = 1e-5
+    constants: tuple[tuple[str, torch.Tensor], ...] = ()
+    calls: int = 1
 
     def model(self, seed: int) -> nn.Module:
         """The network with the weights of ``seed``, in eval mode."""
@@ -148,39 +210,94 @@ class Case:
         return model
 
     def export(self, seed: int, path: Path) -> Path:
-        """The archive with the weights of ``seed``."""
-        return export(self.model(seed), path, *self.arguments, batch=self.batch, **dict(self.keywords))
+        """The torch.export archive with the weights of ``seed``."""
+        return self.save_as(Form.EXPORTED, seed, path)
 
-    def state(self, seed: int) -> dict[str, torch.Tensor]:
-        """The state dict of ``seed``, tied tensors under one name only."""
+    def save_as(self, form: Form, seed: int, path: Path) -> Path:
+        """The model file of that form, with the weights of ``seed`` if it has any. Compiled ones take 6 s and more."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, about itself
+            match form:
+                case Form.EXPORTED:
+                    torch.export.save(self._exported(seed), path)
+                case Form.EMBEDDED | Form.WEIGHTLESS:
+                    options = PACKAGE_OPTIONS | {"aot_inductor.package_constants_in_so": form is Form.EMBEDDED}
+                    exported = self._exported(seed)
+                    torch._inductor.aoti_compile_and_package(
+                        exported, package_path=str(path), inductor_configs=dict(options)
+                    )
+                case Form.SCRIPTED:
+                    self.scripted(seed).save(path)
+                case Form.TRACED:
+                    torch.jit.trace(self.model(seed), self.arguments).save(path)  # type: ignore[no-untyped-call]
+        return path
+
+    def scripted(self, seed: int) -> Any:
+        """The network as TorchScript, compiled from its source."""
+        return torch.jit.script(self.model(seed))
+
+    def dynamic_shapes(self) -> Any:
+        """What torch.export gets of that name."""
+        return ({0: BATCH},) * len(self.arguments) if self.batch else None
+
+    def state(self, seed: int, known: Container[str] | None = None) -> dict[str, torch.Tensor]:
+        """The state dict of ``seed``, tied tensors under one name only.
+
+        With ``known``: those of its names that are in ``known``, and such of buffers and constants that it leaves out.
+        """
+        model = self.model(seed)
+        tensors = model.state_dict()
+        if known is not None:
+            tensors = {**tensors, **dict(model.named_buffers()), **dict(self.constants)}
+            tensors = {name: tensor for name, tensor in tensors.items() if name in known}
         seen: set[int] = set()
         state = {}
-        for name, tensor in self.model(seed).state_dict().items():
+        for name, tensor in tensors.items():
             if tensor.data_ptr() not in seen or tensor.numel() == 0:
                 state[name] = tensor
             seen.add(tensor.data_ptr())
         return state
 
-    def save(self, state: dict[str, torch.Tensor], path: Path) -> Path:
+    def save(self, state: Mapping[str, torch.Tensor], path: Path) -> Path:
         """A weights file."""
         safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in state.items()}, path)
         return path
 
-    def expected(self, state: dict[str, torch.Tensor], inputs: Arrays) -> Arrays:
-        """What eager PyTorch answers with these weights."""
+    def probed(self, name: str) -> bool:
+        """Whether a change of that weight alone is one that answers have to show."""
+        return name not in dict(self.constants)  # which eager PyTorch, the judge, cannot replace
+
+    def changed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A weight that is clearly another one."""
+        return tensor * 1.5 + 1
+
+    def expected(self, state: Mapping[str, torch.Tensor], inputs: Arrays) -> Arrays:
+        """What eager PyTorch answers with these weights, in the last of ``calls`` calls."""
         model = self.make().eval()
-        model.load_state_dict(state, strict=False)
-        tensors = [torch.from_numpy(array.copy()) for array in inputs]
-        tensors = [
-            tensor.view(argument.dtype) if tensor.dtype != argument.dtype else tensor
-            for tensor, argument in zip(tensors, (*self.arguments, *dict(self.keywords).values()), strict=True)
-        ]
-        positional, named = tensors[: len(self.arguments)], tensors[len(self.arguments) :]
+        own = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
         torch.set_num_threads(1)
         with torch.inference_mode():
-            result = model(*positional, **dict(zip(dict(self.keywords), named, strict=True)))
+            for name in own.keys() & state.keys():
+                own[name].data = state[name]
+            result = [self.run(model, inputs) for _ in range(self.calls)][-1]
         leaves = torch.utils._pytree.tree_leaves(result)
         return [leaf.view(torch.uint16).numpy() if leaf.dtype == torch.bfloat16 else leaf.numpy() for leaf in leaves]
+
+    def run(self, model: nn.Module, inputs: Arrays) -> Any:
+        """One call of ``model``."""
+        tensors = [torch.from_numpy(array.copy()) for array in inputs]
+        examples = (*self.arguments, *dict(self.keywords).values())
+        tensors = [
+            tensor.view(example.dtype) if tensor.dtype != example.dtype else tensor
+            for tensor, example in zip(tensors, examples, strict=True)
+        ]
+        positional, named = tensors[: len(self.arguments)], tensors[len(self.arguments) :]
+        return model(*positional, **dict(zip(dict(self.keywords), named, strict=True)))
+
+    def _exported(self, seed: int) -> torch.export.ExportedProgram:
+        return torch.export.export(
+            self.model(seed), self.arguments, dict(self.keywords), dynamic_shapes=self.dynamic_shapes()
+        )
 
 
 def _floats(*shape: int) -> Callable[[np.random.Generator], Arrays]:
@@ -188,12 +305,20 @@ def _floats(*shape: int) -> Callable[[np.random.Generator], Arrays]:
 
 
 MLP = Case("mlp", Mlp, (torch.zeros(4, 16),), _floats(3, 16))
-EVERYTHING = Case("everything", Everything, (torch.zeros(4, 1, 8, 8),), _floats(3, 1, 8, 8))
+EVERYTHING = Case(
+    "everything",
+    Everything,
+    (torch.zeros(4, 1, 8, 8),),
+    _floats(3, 1, 8, 8),
+    outputs=(DataType.FP32, DataType.INT64),
+    constants=(("_tensor_constant0", torch.tensor([0.5] * 10)),),
+)
 TRANSFORMER = Case(
     "transformer",
     Transformer,
     (torch.arange(32).view(4, 8) % 50,),
     lambda random: [random.integers(0, 50, (3, 8), np.int64)],
+    outputs=(DataType.FP32, DataType.FP32),
 )
 HALF = Case(
     "half",
@@ -205,5 +330,17 @@ HALF = Case(
     ],
     keywords=(("flags", torch.zeros(3, 2, dtype=torch.bool)),),
     batch=False,
+    outputs=(DataType.BF16, DataType.INT64, DataType.BOOL),
+    compiled_bound=5e-2,  # BF16 has eight bits of precision
 )
 CASES = (MLP, EVERYTHING, TRANSFORMER, HALF)
+
+TRANSFORMER_PAIR = dataclasses.replace(TRANSFORMER, name="transformer_pair", make=TransformerPair)
+MIXED = Case(
+    "mixed",
+    lambda: Mixed().bfloat16(),
+    (torch.zeros(2, 16), torch.zeros(3, 2, dtype=torch.bool)),
+    lambda random: [random.standard_normal((2, 16), np.float32), random.integers(0, 2, (3, 2)).astype(np.bool_)],
+    outputs=(DataType.FP32, DataType.INT64, DataType.BOOL),
+)
+TORCHSCRIPT_CASES = (MLP, EVERYTHING, TRANSFORMER_PAIR, MIXED)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections import OrderedDict, UserDict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -17,7 +18,7 @@ from rebind.engines.aot_inductor.archive import Archive
 from rebind.engines.aot_inductor.program import Program, read_program
 from rebind.engines.aot_inductor.symbols import is_expression
 from rebind.errors import ModelInvalid
-from rebind.tensor import DataType, SizeRange, TensorSpec
+from rebind.tensor import DataType, GraphTensor, SizeRange
 from rebind.weights.slots import Slot
 from tests.engines.models import EVERYTHING, MLP, Mlp, export
 from tests.engines.tampering import GRAPH, edit_json, rewrite
@@ -58,12 +59,15 @@ def test_a_tied_name_that_the_graph_does_not_read_is_used_all_the_same(archives:
 
 def test_inputs_have_the_names_of_arguments_and_outputs_are_flat(archives: dict[str, Path]) -> None:
     half = program_of(archives["half"])
-    assert half.inputs == (TensorSpec("x", DataType.BF16, (2, 16)), TensorSpec("flags", DataType.BOOL, (3, 2)))
-    assert half.outputs == (
-        TensorSpec("OUTPUT__0", DataType.BF16, (2, 8)),
-        TensorSpec("OUTPUT__1", DataType.INT64, ()),
-        TensorSpec("OUTPUT__2", DataType.BOOL, (3, 2)),
-    )
+    assert [replace(tensor, paths=()) for tensor in half.inputs] == [
+        GraphTensor("x", DataType.BF16, (2, 16)),
+        GraphTensor("flags", DataType.BOOL, (3, 2)),
+    ]
+    assert [replace(tensor, paths=()) for tensor in half.outputs] == [
+        GraphTensor("OUTPUT__0", DataType.BF16, (2, 8)),
+        GraphTensor("OUTPUT__1", DataType.INT64, ()),
+        GraphTensor("OUTPUT__2", DataType.BOOL, (3, 2)),
+    ]
     assert half.batch is None
     assert program_of(archives["transformer"]).batch == SizeRange(1, 64)
 
@@ -184,6 +188,21 @@ def test_constants_among_the_arguments_are_fixed_and_nested_tensors_are_inputs(
 ) -> None:
     program = exported(Takes(), torch.zeros(4), batch=False, scale=3.0, more={"bias": torch.zeros(4)})
     assert [spec.name for spec in program.inputs] == ["x", "more_bias"]
+    assert [spec.paths[0] for spec in program.inputs] == ["ARGS[0]", "KWARGS[more][bias]"]
+    assert [spec.paths for spec in program.outputs] == [("RESULT",)]
+
+
+def test_paths_count_the_arguments_that_are_fixed(exported: Callable[..., Program]) -> None:
+    class Skips(nn.Module):
+        def forward(self, flag: bool, x: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+            return {"pair": (x if flag else -x, x + 1)}
+
+    program = exported(Skips(), True, torch.zeros(4), batch=False)
+    assert [(spec.name, spec.paths[0]) for spec in program.inputs] == [("x", "ARGS[1]")]
+    assert [spec.paths[:2] for spec in program.outputs] == [
+        ("RESULT[pair][0]", "RESULT['pair'][0]"),
+        ("RESULT[pair][1]", "RESULT['pair'][1]"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +211,7 @@ def test_constants_among_the_arguments_are_fixed_and_nested_tensors_are_inputs(
         (lambda self, x: (x, None), "output 1: is no tensor"),
         (lambda self, x: (x, 3), "output 1: is no tensor"),
         (lambda self, x: x.shape[0], "output 0: is no tensor"),
-        (lambda self, x: torch.complex(x, x), "complex64, which is not supported"),
+        (lambda self, x: torch.complex(x, x), "complex64, which no protocol carries"),
     ],
 )
 def test_results_that_no_protocol_carries_are_refused(

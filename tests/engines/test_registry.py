@@ -4,6 +4,7 @@ import importlib.metadata
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,9 +24,10 @@ def fresh() -> Any:
     engine_names.cache_clear()
 
 
-def test_the_built_in_engine_is_ok() -> None:
-    (status,) = [status for status in engines() if status.name == "aot_inductor"]
-    assert status.engine is engine("aot_inductor")
+@pytest.mark.parametrize("name", ["aot_inductor", "torchscript"])
+def test_the_built_in_engines_are_ok(name: str) -> None:
+    (status,) = [status for status in engines() if status.name == name]
+    assert status.engine is engine(name)
     assert status.reason is None
     assert status.limitation is None
 
@@ -36,17 +38,36 @@ def test_listing_and_opening_engines_imports_no_torch() -> None:
 
 
 def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(InvalidArgument, match="known are aot_inductor"):
+    with pytest.raises(InvalidArgument, match="known are aot_inductor, torchscript"):
         engine("tensorrt")
 
 
-def test_engines_are_found_by_file_platform_and_backend() -> None:
-    found = engine("aot_inductor")
-    assert engine_for_file("model.pt2") is found
-    assert engine_for_config("torch_aoti", "") is found
-    assert engine_for_config("", "pytorch") is found
-    assert engine_for_config("torch_aoti", "pytorch") is found
+def asked(platform: str = "", backend: str = "") -> Any:
+    return SimpleNamespace(platform=platform, backend=backend)
+
+
+@pytest.mark.parametrize(
+    ("name", "platform", "file_name"),
+    [("aot_inductor", "torch_aoti", "model.pt2"), ("torchscript", "pytorch_libtorch", "model.pt")],
+)
+def test_engines_are_found_by_file_platform_and_backend(name: str, platform: str, file_name: str) -> None:
+    found, file = engine(name), Path("m/1") / file_name
+    assert engine_for_file(file_name) is found
+    assert engine_for_file(file_name, "pytorch") is found
+    for config in (asked(), asked(platform), asked(platform, "pytorch"), asked(backend="pytorch")):
+        assert find_engine(file, config) is found
+
+
+def test_the_platform_decides_whatever_the_file_is_called() -> None:
+    assert find_engine(Path("m/1/model.bin"), asked("pytorch_libtorch")) is engine("torchscript")
+    assert find_engine(Path("m/1/model.pt2"), asked("pytorch_libtorch", "pytorch")) is engine("torchscript")
+
+
+def test_a_backend_of_several_engines_leaves_the_choice_to_the_file() -> None:
     assert engine_for_config("", "") is None
+    assert engine_for_config("", "pytorch") is None
+    with pytest.raises(Unsupported, match=r"no engine of backend 'pytorch' serves 'model\.bin'.* \.pt, \.pt2"):
+        find_engine(Path("m/1/model.bin"), asked(backend="pytorch"))
 
 
 @pytest.mark.parametrize(
@@ -65,9 +86,10 @@ def test_a_missing_torch_is_the_reason_why_not(monkeypatch: pytest.MonkeyPatch, 
     (status,) = [status for status in engines() if status.name == "aot_inductor"]
     assert status.reason == "torch is not installed: pip install 'rebind[aot-inductor]'"
     with pytest.raises(Unsupported, match="cannot run here: torch is not installed"):
-        find_engine(tmp_path / "model.pt2", SimpleNamespace(platform="", backend=""))
-    with pytest.raises(Unsupported, match="cannot be served: torch is not installed"):
-        engine("aot_inductor").open(tmp_path / "model.pt2", EngineOptions(PlanCache(tmp_path)))
+        find_engine(tmp_path / "model.pt2", asked())
+    for name, file_name in (("aot_inductor", "model.pt2"), ("torchscript", "model.pt")):
+        with pytest.raises(Unsupported, match="cannot be served: torch is not installed"):
+            engine(name).open(tmp_path / file_name, EngineOptions(PlanCache(tmp_path)))
 
 
 def test_without_a_compiler_the_eager_tier_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +108,7 @@ def announce(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
 
 def test_third_parties_announce_engines_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     announce(monkeypatch, "rebind.engines.aot_inductor:ENGINE")
-    assert engine_names() == ("aot_inductor", "third")
+    assert engine_names() == ("aot_inductor", "third", "torchscript")
     assert engine("third").platform == "torch_aoti"
 
 

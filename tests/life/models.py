@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from tests.engines.models import EVERYTHING, MLP, Case
+from tests.engines.models import EVERYTHING, MLP, Case, Form
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +46,46 @@ class Wide(nn.Module):
         return scores[:, :8]
 
 
+class Counter(nn.Module):
+    """Writes to a buffer: an answer is how many calls have begun before its end. It comes after ``rounds``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: torch.Tensor
+        self.register_buffer("calls", torch.zeros(1))
+        self.step = nn.Parameter(torch.ones(1))
+
+    def forward(self, rounds: int) -> torch.Tensor:
+        self.calls.add_(self.step)
+        busy = torch.eye(256)
+        for _ in range(rounds):
+            busy = busy @ busy
+        return self.calls * busy[0, 0]
+
+
+class Words(nn.Module):
+    """Text in and out, a number that is no tensor, a result without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, words: list[str], times: int) -> tuple[list[str], torch.Tensor]:
+        return [word + "x" + str(times) for word in words], self.factor * len(words)
+
+
+class Named(nn.Module):
+    """Takes a dictionary of all its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        scores: torch.Tensor = self.layer(inputs["left"]) - inputs["right"]
+        return scores
+
+
 def _rows(width: int) -> Any:
     return lambda random: [random.standard_normal((2, width), np.float32)]
 
@@ -59,17 +98,23 @@ def loops_inputs(rows: int, seed: int = 0) -> Inputs:
 class _ManyRows(Case):
     """Exported for batches of any size."""
 
-    def export(self, seed: int, path: Path) -> Path:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's own, about itself
-            shapes = ({0: torch.export.Dim("batch", min=1, max=LOOPS_ROWS)},)
-            torch.export.save(torch.export.export(self.model(seed), self.arguments, dynamic_shapes=shapes), path)
-        return path
+    def dynamic_shapes(self) -> Any:
+        return ({0: torch.export.Dim("batch", min=1, max=LOOPS_ROWS)},)
+
+
+class _AsMade(Case):
+    """Has one set of weights only."""
+
+    def model(self, seed: int) -> nn.Module:
+        return self.make().eval()
 
 
 LOOPS_ROWS = 1 << 16
 LOOPS = _ManyRows("loops", Loops, (torch.zeros(4, 1024),), _rows(1024))
 WIDE = Case("wide", Wide, (torch.zeros(4, 16),), _rows(16))
+COUNTER = _AsMade("counter", Counter, (), _rows(1))
+WORDS = _AsMade("words", Words, (), _rows(1))
+NAMED = Case("named", Named, (), _rows(4))
 
 
 class Gallery:
@@ -79,9 +124,13 @@ class Gallery:
         self._directory = directory
 
     @functools.cache  # noqa: B019 - one gallery for the session
+    def model_file(self, case: Case, seed: int, form: Form) -> Path:
+        """A ``model.pt2`` or ``model.pt``."""
+        return case.save_as(form, seed, self._directory / f"{case.name}-{seed}-{form.value}-{form.file_name}")
+
     def archive(self, case: Case, seed: int) -> Path:
-        """A ``model.pt2``."""
-        return case.export(seed, self._directory / f"{case.name}-{seed}.pt2")
+        """A ``model.pt2`` as torch.export saves it."""
+        return self.model_file(case, seed, Form.EXPORTED)
 
     @functools.cache  # noqa: B019
     def weights(self, case: Case, seed: int) -> Path:
@@ -114,12 +163,16 @@ def same_bits(left: Inputs, right: Inputs) -> bool:
 
 
 __all__ = [
+    "COUNTER",
     "EVERYTHING",
     "LOOPS",
     "LOOPS_ROWS",
     "MLP",
+    "NAMED",
     "WIDE",
+    "WORDS",
     "Case",
+    "Form",
     "Gallery",
     "Inputs",
     "eager",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rebind.repository.publish import publish
-from tests.life.models import MLP, Case, Gallery, expected, inputs, same_bits
+from tests.life.models import MLP, Case, Form, Gallery, expected, inputs, same_bits
 from tests.server import Answer, Client, Failed, ServerProcess, eventually
 
 if TYPE_CHECKING:
@@ -20,11 +20,12 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class Home:
-    """The directory of one model, which ``case`` is the kind of."""
+    """The directory of one model, which ``case`` is the kind of; its model files have one form."""
 
     case: Case
     path: Path
     gallery: Gallery
+    form: Form = Form.EXPORTED
 
     @property
     def name(self) -> str:
@@ -34,8 +35,9 @@ class Home:
         return self.path / str(version) / name
 
     def add_plan(self, seed: int, version: int = 1) -> Path:
-        """``model.pt2`` with its weights inside, in place of the one that is there."""
-        return self.place(self.gallery.archive(self.case, seed), self.file("model.pt2", version))
+        """The model file, with its weights inside if it has any, in place of the one that is there."""
+        source = self.gallery.model_file(self.case, seed, self.form)
+        return self.place(source, self.file(self.form.file_name, version))
 
     def add_weights(self, seed: int, version: int = 1, *, mtime_ns: int | None = None) -> Path:
         """``model.safetensors``, in place of the one that is there."""
@@ -94,24 +96,34 @@ class Live:
     root: Path
     gallery: Gallery
 
-    def home(self, case: Case = MLP, *, weights: int | None = None, config: str = "") -> Home:
+    def home(
+        self, case: Case = MLP, *, weights: int | None = None, config: str = "", form: Form = Form.EXPORTED
+    ) -> Home:
         """A new model directory, which appears at one stroke.
 
         Version 1 is a model file with the weights of seed 0 inside, and a weights file with those of ``weights``.
         """
         name = f"{case.name}_{next(_numbers)}"
-        aside = Home(case, self.root / f".{name}", self.gallery)
+        aside = Home(case, self.root / f".{name}", self.gallery, form)
         aside.path.mkdir()
         aside.add_plan(0)
         if weights is not None:
             aside.add_weights(weights)
         if config:
             aside.write_config(config)
-        return Home(case, aside.path.rename(self.root / name), self.gallery)
+        return Home(case, aside.path.rename(self.root / name), self.gallery, form)
 
-    def load(self, client: Client, case: Case = MLP, *, weights: int | None = None, config: str = "") -> Home:
+    def load(
+        self,
+        client: Client,
+        case: Case = MLP,
+        *,
+        weights: int | None = None,
+        config: str = "",
+        form: Form = Form.EXPORTED,
+    ) -> Home:
         """A new model, loaded by an explicit call."""
-        home = self.home(case, weights=weights, config=config)
+        home = self.home(case, weights=weights, config=config, form=form)
         client.load(home.name)
         return home
 

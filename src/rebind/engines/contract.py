@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import numpy.typing as npt
 
     from rebind.plans.cache import PlanCache
-    from rebind.tensor import SizeRange, TensorSpec
+    from rebind.tensor import GraphTensor, SizeRange
     from rebind.weights.formats import WeightsSource
     from rebind.weights.slots import SlotTable
     from rebind.weights.store import WeightSet
@@ -51,6 +51,22 @@ class Tier(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """What a model's configuration says to its engine; as it is here for a file without one.
+
+    ``parameters`` are those of the configuration. ``input_names`` are the configured inputs, in order: those of a graph
+    that takes a dictionary. ``instances`` is how many may execute one bound plan at once. ``keeps_devices``: tensors
+    stay on the devices that the file names (``KIND_MODEL``), and are not brought to the CPU.
+    """
+
+    name: str = ""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    input_names: tuple[str, ...] = ()
+    instances: int = 1
+    keeps_devices: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class EngineOptions:
     """What the server tells every engine.
 
@@ -61,6 +77,7 @@ class EngineOptions:
     cache: PlanCache
     intra_op_threads: int = 1
     cancelled: threading.Event = field(default_factory=threading.Event)
+    model: ModelOptions = ModelOptions()
 
 
 class BoundPlan(Protocol):
@@ -114,12 +131,12 @@ class Graph(Protocol):
     def slots(self) -> SlotTable: ...
 
     @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
+    def inputs(self) -> tuple[GraphTensor, ...]:
         """In positional order, with the names of ``forward``'s arguments."""
         ...
 
     @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
+    def outputs(self) -> tuple[GraphTensor, ...]:
         """In positional order, named ``OUTPUT__<i>`` where the format has no names."""
         ...
 
@@ -130,6 +147,23 @@ class Graph(Protocol):
 
     @property
     def refit(self) -> Refit: ...
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether the instances of a version run one bound plan; else each has its own, on a copy of the weights.
+
+        What the model's ``ENABLE_WEIGHT_SHARING`` says. Without it: False for what Triton serves too, as it is there.
+        """
+        ...
+
+    @property
+    def reuse_line(self) -> str:
+        """Triton's line for the log about an instance that shares what an earlier one uses."""
+        ...
+
+    def log_lines(self) -> Sequence[tuple[int, str]]:
+        """What is logged once for each version that is loaded: logging levels and texts."""
+        ...
 
     def embedded_weights(self) -> WeightsSource:
         """The weights inside the model file, if any; also its constants and non-persistent buffers."""

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from rebind.engines.contract import Engine
 
 GROUP = "rebind.engines"
-_BUILT_IN = {"aot_inductor": "rebind.engines.aot_inductor:ENGINE"}
+_BUILT_IN = {
+    "aot_inductor": "rebind.engines.aot_inductor:ENGINE",
+    "torchscript": "rebind.engines.torchscript:ENGINE",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,40 +77,52 @@ def find_engine(model_file: Path, config: ConfigMessage) -> Engine:
 
     Raises :class:`rebind.errors.Unsupported` when there is none, or when it cannot run here, with the reason.
     """
-    found = engine_for_config(config.platform, config.backend) or engine_for_file(model_file.name)
+    found = engine_for_config(config.platform, config.backend) or engine_for_file(model_file.name, config.backend)
     reason = found.unavailable_reason()
     if reason is not None:
         raise Unsupported(f"engine '{found.name}', which serves {model_file.name}, cannot run here: {reason}")
     return found
 
 
-def engine_for_file(file_name: str) -> Engine:
-    """The engine whose plan sources have the suffix of ``file_name``. Raises :class:`rebind.errors.Unsupported`."""
+def engine_for_file(file_name: str, backend: str = "") -> Engine:
+    """The engine, of those of ``backend`` if one is given, whose plan sources have the suffix of ``file_name``.
+
+    Raises :class:`rebind.errors.Unsupported`.
+    """
     known = {
-        PurePath(name).suffix: status.engine
-        for status in engines()
-        if status.engine
-        for name in status.engine.model_files
+        PurePath(name).suffix: candidate
+        for candidate in _available()
+        if backend in ("", candidate.backend)
+        for name in candidate.model_files
     }
     suffix = PurePath(file_name).suffix
     if suffix not in known:
-        raise Unsupported(f"no engine serves '{file_name}'; known model files end with {', '.join(sorted(known))}")
+        which = f"no engine of backend '{backend}'" if backend else "no engine"
+        raise Unsupported(f"{which} serves '{file_name}'; known model files end with {', '.join(sorted(known))}")
     return known[suffix]
 
 
 def engine_for_config(platform: str, backend: str) -> Engine | None:
-    """The engine that a configuration asks for by ``platform`` and ``backend``; None when both are empty.
+    """The engine that a configuration asks for by ``platform`` and ``backend``.
 
-    Raises :class:`rebind.errors.Unsupported` when no engine has what is given, naming what there is.
+    None when it leaves the choice to the model file: both are empty, or the backend alone is given and has several
+    engines. Raises :class:`rebind.errors.Unsupported` when no engine has what is given, naming what there is.
     """
     if not (platform or backend):
         return None
-    available = [status.engine for status in engines() if status.engine]
-    for candidate in available:
-        if platform in ("", candidate.platform) and backend in ("", candidate.backend):
-            return candidate
-    known = ", ".join(f"platform '{e.platform}' (backend '{e.backend}')" for e in available)
-    raise Unsupported(f"no engine for platform '{platform}' and backend '{backend}'; there are {known}")
+    fitting = [
+        candidate
+        for candidate in _available()
+        if platform in ("", candidate.platform) and backend in ("", candidate.backend)
+    ]
+    if not fitting:
+        known = ", ".join(f"platform '{e.platform}' (backend '{e.backend}')" for e in _available())
+        raise Unsupported(f"no engine for platform '{platform}' and backend '{backend}'; there are {known}")
+    return fitting[0] if platform or len(fitting) == 1 else None
+
+
+def _available() -> list[Engine]:
+    return [status.engine for status in engines() if status.engine]
 
 
 def _references() -> Mapping[str, str]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 LIBRARY = "plan.so"
 """The compiled plan in the directory of its entry."""
-_MAY_RAISE = re.compile(r"_CHECK\(|_integral\(|\bmod\(")
+MAY_RAISE = re.compile(r"_CHECK\(|_integral\(|\bmod\(")
 """Calls in generated loops that check an index, or the divisor of integers."""
 
 
@@ -89,7 +89,7 @@ def _compile(module: GraphModule, options: dict[str, Any]) -> Path:
 
 def _raises_in_loops(built: Path) -> bool:
     """True when a generated loop may raise: inside of an OpenMP loop that ends the process."""
-    return any(_MAY_RAISE.search(kernels.read_text()) for kernels in built.parent.glob("*.kernel.cpp"))
+    return any(MAY_RAISE.search(kernels.read_text()) for kernels in built.parent.glob("*.kernel.cpp"))
 
 
 def _check_interface(compiled: NativeFunction, program: Program) -> None:
@@ -107,8 +107,8 @@ def _samples(archive: Path, samples: Path, program: Program) -> Samples:
     import torch
     from torch.utils._pytree import tree_leaves
 
-    from rebind.engines.aot_inductor.tensors import weight_tensor
     from rebind.engines.aot_inductor.verify import Samples
+    from rebind.engines.pytorch.tensors import weight_tensor
 
     weights = {}
     with Archive(archive) as opened, EmbeddedWeights(opened) as embedded:

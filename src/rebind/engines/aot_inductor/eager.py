@@ -66,8 +66,7 @@ class EagerFunction:
 
     def __call__(self, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         try:
-            with torch.inference_mode():
-                results: Sequence[torch.Tensor] = self._forward(*tensors)
-                return results
+            results: Sequence[torch.Tensor] = self._forward(*tensors)
         except Exception as error:  # operators raise anything from IndexError to RuntimeError
             raise Internal(f"PyTorch execute failure: {error}") from error
+        return results

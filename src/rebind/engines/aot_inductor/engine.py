@@ -10,16 +10,18 @@ import logging
 import os
 import re
 import shutil
-import threading
-import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rebind.engines.aot_inductor.archive import SAMPLE_INPUTS, Archive
 from rebind.engines.aot_inductor.embedded import EmbeddedWeights
+from rebind.engines.aot_inductor.package import PackageGraph
+from rebind.engines.aot_inductor.package_archive import is_package
 from rebind.engines.aot_inductor.program import mutation_fault, read_program
 from rebind.engines.aot_inductor.split import split
 from rebind.engines.aot_inductor.strip import write_weight_free
 from rebind.engines.contract import Refit, Tier
+from rebind.engines.pytorch.loaded import Loaded
+from rebind.engines.pytorch.parameters import Settings
 from rebind.errors import CompileFailed, Fault, Internal, ModelInvalid, Unsupported
 from rebind.plans.build import ChildDied, ChildError, ChildTimeout, run_child
 from rebind.plans.key import plan_key, target_parts
@@ -32,8 +34,9 @@ if TYPE_CHECKING:
     from rebind.engines.aot_inductor.plan import FlatFunction, FlatPlan
     from rebind.engines.aot_inductor.program import Program
     from rebind.engines.contract import EngineOptions
+    from rebind.engines.pytorch.execution import Execution
     from rebind.plans.cache import PlanEntry
-    from rebind.tensor import SizeRange, TensorSpec
+    from rebind.tensor import GraphTensor, SizeRange
     from rebind.weights.slots import SlotTable
 
 _log = logging.getLogger(__name__)
@@ -80,18 +83,26 @@ class AotInductor:
             None if _compiler() else "no C++ compiler on PATH (g++, or what CXX names): models stay on the eager tier"
         )
 
-    def open(self, model_file: Path, options: EngineOptions) -> AotInductorGraph:
+    def open(self, model_file: Path, options: EngineOptions) -> AotInductorGraph | PackageGraph:
         """Reads the graph's description only: no torch, and nothing of the file is executed.
+
+        A compiled package, whose description is code, is loaded and run once in a child process.
 
         Raises also :class:`rebind.errors.Unsupported` where torch is not installed, since there are no plans then.
         """
         reason = self.unavailable_reason()
         if reason is not None:
             raise Unsupported(f"{model_file} cannot be served: {reason}")
+        if is_package(model_file):
+            return PackageGraph(model_file, options)
         return AotInductorGraph(model_file, options)
 
     def split(self, model_file: Path, directory: Path) -> tuple[Path, Path]:
-        """As :func:`rebind.engines.aot_inductor.split.split`."""
+        """As :func:`rebind.engines.aot_inductor.split.split`; a compiled package is refused."""
+        if is_package(model_file):
+            problem = "is a compiled package, whose code cannot be written anew without the weights in it"
+            remedy = "compile it with inductor_configs={'aot_inductor.package_constants_in_so': False, ...}"
+            raise ModelInvalid(str(model_file), [Fault("", problem, remedy)])
         return split(model_file, directory)
 
 
@@ -103,6 +114,7 @@ class AotInductorGraph:
     def __init__(self, model_file: Path, options: EngineOptions) -> None:
         self.model_file = model_file
         self._options = options
+        self._settings = Settings.from_options(options.model.parameters)
         self._archive = Archive(model_file)
         self.program: Program = read_program(self._archive)
         self.slots: SlotTable = self.program.slots
@@ -113,16 +125,28 @@ class AotInductorGraph:
         return f"<graph {self.program.digest} of {self.model_file}>"
 
     @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
+    def inputs(self) -> tuple[GraphTensor, ...]:
         return self.program.inputs
 
     @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
+    def outputs(self) -> tuple[GraphTensor, ...]:
         return self.program.outputs
 
     @property
     def batch(self) -> SizeRange | None:
         return self.program.batch
+
+    @property
+    def shares_weights(self) -> bool:
+        """Triton does not serve such files, and a plan has no state that instances could disturb."""
+        return self._settings.enable_weight_sharing is not False
+
+    @property
+    def reuse_line(self) -> str:
+        return f'Reusing Inductor model loader for instance "{self._options.model.name}".'
+
+    def log_lines(self) -> list[tuple[int, str]]:
+        return self._execution.log_lines(self._options.model.name, jit=False)
 
     def embedded_weights(self) -> EmbeddedWeights:
         """Those of the file that was opened, whatever has taken its place since."""
@@ -246,7 +270,13 @@ class AotInductorGraph:
     ) -> FlatPlan:
         from rebind.engines.aot_inductor.plan import FlatPlan
 
-        return FlatPlan(key, tier, self.program, function, self._options.intra_op_threads, checked)
+        return FlatPlan(key, tier, self.program, function, self._execution, checked)
+
+    @functools.cached_property
+    def _execution(self) -> Execution:
+        from rebind.engines.pytorch.execution import Execution
+
+        return Execution(self._settings, self._options.intra_op_threads)
 
     def _refuse(self, fault: Fault, cause: Exception) -> NoReturn:
         raise ModelInvalid(str(self.model_file), [fault]) from cause
@@ -272,27 +302,7 @@ def _load_compiled(directory: Path) -> FlatFunction:
     return NativeFunction(directory / LIBRARY)
 
 
-class _Loaded:
-    """The functions that are loaded in this process, by key, for as long as a plan holds them.
-
-    One is loaded at a time, and torch is imported by the first: its modules import each other in cycles, so two threads
-    that began at once would wait for each other, or see half a module.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._functions: weakref.WeakValueDictionary[str, FlatFunction] = weakref.WeakValueDictionary()
-
-    def get(self, key: str, load: Callable[[], FlatFunction]) -> FlatFunction:
-        """The function of ``key``; if no plan has it, ``load`` is called, by one thread at a time."""
-        with self._lock:
-            function = self._functions.get(key)
-            if function is None:
-                function = self._functions[key] = load()
-            return function
-
-
-_loaded = _Loaded()
+_loaded: Loaded[FlatFunction] = Loaded()
 ENGINE = AotInductor()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rebind.engines.aot_inductor.symbols import Symbol
 from rebind.errors import InputRefused, InvalidArgument
@@ -14,13 +14,28 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from rebind.engines.aot_inductor.program import Argument, Program
+    from rebind.engines.aot_inductor.conditions import Condition
+    from rebind.engines.aot_inductor.program import Argument
+    from rebind.tensor import SizeRange
+
+
+class Guarded(Protocol):
+    """Whose inputs are checked; see :class:`rebind.engines.aot_inductor.program.Program`."""
+
+    @property
+    def arguments(self) -> Sequence[Argument]: ...
+
+    @property
+    def ranges(self) -> Mapping[str, SizeRange]: ...
+
+    @property
+    def conditions(self) -> Sequence[Condition]: ...
 
 
 class InputGuard:
     """Checks arrays against a program's inputs: count, dtypes, shapes, equal sizes, and conditions on sizes."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Guarded) -> None:
         self._ranges = program.ranges
         self._conditions = program.conditions
         self._expected = [(argument, _dtype(argument), _sizes(argument)) for argument in program.arguments]

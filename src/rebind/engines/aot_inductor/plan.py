@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, Protocol
-
-import torch
 
 from rebind.engines.aot_inductor.guard import InputGuard
 from rebind.engines.aot_inductor.symbols import Symbol
-from rebind.engines.aot_inductor.tensors import to_array, to_tensor, weight_tensor
+from rebind.engines.pytorch.tensors import to_array, to_tensor, weight_tensor
 from rebind.errors import Fault
 from rebind.weights.slots import TensorInfo, refusal, shown
 
@@ -17,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
+    import torch
 
     from rebind.engines.aot_inductor.program import Argument, Program
     from rebind.engines.contract import Tier
+    from rebind.engines.pytorch.execution import Execution
     from rebind.weights.store import WeightSet
-
-_thread = threading.local()
 
 
 class FlatFunction(Protocol):
@@ -34,7 +31,7 @@ class FlatFunction(Protocol):
 
 
 class FlatPlan:
-    """A :class:`rebind.engines.contract.Plan` over a flat function, run with ``intra_op_threads`` threads a call.
+    """A :class:`rebind.engines.contract.Plan` over a flat function, which runs under the settings of ``execution``.
 
     ``checked`` makes the function that takes the place of ``function`` where sizes are too small for it; without it,
     ``function`` takes all.
@@ -46,14 +43,14 @@ class FlatPlan:
         tier: Tier,
         program: Program,
         function: FlatFunction,
-        intra_op_threads: int,
+        execution: Execution,
         checked: Callable[[], FlatFunction] | None = None,
     ) -> None:
         self.key = key
         self.tier = tier
         self.program = program
         self.function = function
-        self.intra_op_threads = intra_op_threads
+        self.execution = execution
         self.guard = InputGuard(program)
         self._checked = checked
         self._least_sizes = [] if checked is None else list(_traced_sizes(program))
@@ -93,9 +90,10 @@ class FlatBoundPlan:
         """Runs the plan on these weights. :class:`rebind.errors.InvalidArgument` for inputs that do not fit it."""
         plan = self.plan
         function = plan.function_for(plan.guard.check(inputs))
-        _use_threads(plan.intra_op_threads)
         tensors = [to_tensor(array, element) for array, element in zip(inputs, self._elements, strict=True)]
-        return [to_array(result) for result in function([*self._tensors, *tensors])]
+        with plan.execution.modes():
+            results = function([*self._tensors, *tensors])
+        return [to_array(result) for result in results]
 
 
 def _traced_sizes(program: Program) -> Iterator[tuple[str, int]]:
@@ -117,10 +115,3 @@ def _misfits(argument: Argument, weights: WeightSet) -> list[Fault]:
         return []
     shape = tuple(size for size in argument.shape if isinstance(size, int))
     return [Fault(shown(argument.name), f"expected {TensorInfo(argument.element.slot, shape, 0)}, got {slot.info}")]
-
-
-def _use_threads(count: int) -> None:
-    """Gives the calling thread its number of intra-op threads, which OpenMP keeps per thread."""
-    if getattr(_thread, "intra_op_threads", 0) != count:
-        torch.set_num_threads(count)
-        _thread.intra_op_threads = count

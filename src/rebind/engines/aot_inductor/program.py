@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rebind.engines.aot_inductor.archive import GRAPH
+from rebind.engines.aot_inductor.call_spec import input_paths, result_names, result_paths
 from rebind.engines.aot_inductor.conditions import Condition, parse_condition
-from rebind.engines.aot_inductor.dtypes import BY_CODE, UNSUPPORTED, ElementType
 from rebind.engines.aot_inductor.symbols import Size, Symbol, is_expression, parse_range, parse_size
+from rebind.engines.pytorch.dtypes import BY_CODE, UNSUPPORTED, ElementType
 from rebind.errors import Fault, ModelInvalid
-from rebind.tensor import SizeRange, TensorSpec
+from rebind.tensor import GraphTensor, SizeRange
 from rebind.weights.slots import Slot, SlotTable
 
 if TYPE_CHECKING:
@@ -45,12 +46,14 @@ class Argument:
     """A tensor of the graph: ``name`` is a slot's, an input's or a result's; ``row_major`` when exported.
 
     Results have the keys of the dictionary that ``forward`` returns; otherwise they are called ``OUTPUT__<i>``.
+    ``paths``: other names of an input or a result, which tell where it lies in the call (``ARGS[0]``, ``RESULT[1]``).
     """
 
     name: str
     element: ElementType
     shape: tuple[Size, ...]
     row_major: bool
+    paths: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +78,12 @@ class Program:
     unclear: tuple[str, ...]
 
     @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
+    def inputs(self) -> tuple[GraphTensor, ...]:
         """The user's inputs, for configurations and clients."""
         return tuple(_spec(argument) for argument in self.arguments)
 
     @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
+    def outputs(self) -> tuple[GraphTensor, ...]:
         """The results, for configurations and clients."""
         return tuple(_spec(result) for result in self.results)
 
@@ -124,7 +127,7 @@ class _Reader:
         read = set(_names_read(self._graph))
         weights = list(self._weights())
         used = [(value, argument) for value, argument, _ in weights if value in read]
-        arguments = tuple(self._arguments())
+        arguments = tuple(self._inputs())
         hints = dict(self._hints(arguments))
         conditions, unclear = self._conditions(arguments)
         program = Program(
@@ -207,26 +210,28 @@ class _Reader:
         ]
         return SlotTable(tuple(slots))
 
-    def _arguments(self) -> Iterator[Argument]:
-        for spec in self._signature["input_specs"]:
-            ((kind, body),) = spec.items()
+    def _inputs(self) -> Iterator[Argument]:
+        """Those that are tensors. Others became part of the graph, but have their places in the call."""
+        specs = [(kind, body) for spec in self._signature["input_specs"] for kind, body in spec.items()]
+        given = [(kind, body) for kind, body in specs if kind in ("user_input", "constant_input")]
+        for (kind, body), paths in zip(given, input_paths(self._call["in_spec"]), strict=True):
             if kind == "user_input":
-                if "as_tensor" not in body["arg"]:
-                    self._refuse(
-                        f"input {next(iter(body['arg'].values()))}",
-                        "is no tensor",
-                        "export the model with this argument fixed, or as a tensor",
-                    )
-                value = body["arg"]["as_tensor"]["name"]
-                yield self._input(value)
+                yield self._input(body["arg"], paths)
 
-    def _input(self, value: str) -> Argument:
-        argument = self._argument(value, value)
+    def _input(self, value: dict[str, Any], paths: tuple[str, ...]) -> Argument:
+        if "as_tensor" not in value:
+            self._refuse(
+                f"input {next(iter(value.values()))}",
+                "is no tensor",
+                "export the model with this argument fixed, or as a tensor",
+            )
+        name = value["as_tensor"]["name"]
+        argument = self._argument(name, name, paths)
         if argument.element.wire is None:
-            self._refuse(f"input {value!r}", f"has the dtype {argument.element.torch}, which no protocol carries")
+            self._refuse(f"input {name!r}", f"has the dtype {argument.element.torch}, which no protocol carries")
         if not all(isinstance(size, int | Symbol) for size in argument.shape):
             self._refuse(
-                f"input {value!r}",
+                f"input {name!r}",
                 "has a dimension that is computed from another one",
                 "give each varying dimension of an input a Dim of its own",
             )
@@ -250,19 +255,18 @@ class _Reader:
         return tuple(understood), tuple(unclear)
 
     def _results(self) -> Iterator[Argument]:
-        specs = self._signature["output_specs"]
-        keys = _keys(self._call["out_spec"])
-        names = keys if len(keys) == len(specs) else [f"OUTPUT__{index}" for index in range(len(specs))]
-        for index, (name, spec) in enumerate(zip(names, specs, strict=True)):
+        specs, out_spec = self._signature["output_specs"], self._call["out_spec"]
+        named = zip(result_names(out_spec), result_paths(out_spec), specs, strict=True)
+        for index, (name, paths, spec) in enumerate(named):
             argument = spec["user_output"]["arg"]
             if "as_tensor" not in argument:
                 self._refuse(f"output {index}", "is no tensor", "let forward return tensors only")
-            result = self._argument(name, argument["as_tensor"]["name"])
+            result = self._argument(name, argument["as_tensor"]["name"], paths)
             if result.element.wire is None:
                 self._refuse(f"output {index}", f"has the dtype {result.element.torch}, which no protocol carries")
             yield result
 
-    def _argument(self, name: str, value: str) -> Argument:
+    def _argument(self, name: str, value: str, paths: tuple[str, ...] = ()) -> Argument:
         meta = self._values[value]
         code = meta["dtype"]
         if code not in BY_CODE:
@@ -273,7 +277,7 @@ class _Reader:
             )
         shape = tuple(parse_size(size) for size in meta["sizes"])
         strides = [parse_size(stride) for stride in meta["strides"]]
-        return Argument(name, BY_CODE[code], shape, _is_row_major(shape, strides))
+        return Argument(name, BY_CODE[code], shape, _is_row_major(shape, strides), paths)
 
     def _check_layouts(self, program: Program) -> None:
         """Tensors come in row-major order; an operator that addresses memory itself would read other elements then."""
@@ -320,28 +324,6 @@ def _without_noise(node: Any) -> Any:
     return {key: _without_noise(value) for key, value in node.items() if key not in noise}
 
 
-def _keys(out_spec: str) -> list[str]:
-    """The keys of a result that is a flat dictionary, if all of them can be names of tensors; else none.
-
-    ``out_spec`` is a treespec of torch's pytree as JSON. Types that behave like dictionaries (``OrderedDict``, the
-    outputs of transformers) write their keys as dictionaries do.
-    """
-    _, tree = json.loads(out_spec)
-    keys = _context(tree)
-    is_flat = all(child["type"] is None for child in tree["children_spec"])
-    if not is_flat or not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-        return []
-    return keys if len(set(keys)) == len(keys) and all(key and key.isprintable() for key in keys) else []
-
-
-def _context(tree: dict[str, Any]) -> Any:
-    """What the type of ``tree`` says of itself: JSON, unless the type brought its own way to write it."""
-    try:
-        return json.loads(tree["context"])
-    except (TypeError, ValueError):
-        return None
-
-
 def _names_read(graph: dict[str, Any]) -> Iterator[str]:
     """Names of the values that a node, or the result, of ``graph`` reads."""
     for node in graph["nodes"]:
@@ -383,7 +365,7 @@ def _is_row_major(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
     return True
 
 
-def _spec(argument: Argument) -> TensorSpec:
+def _spec(argument: Argument) -> GraphTensor:
     assert argument.element.wire is not None
     shape = tuple(size if isinstance(size, int) else -1 for size in argument.shape)
-    return TensorSpec(argument.name, argument.element.wire, shape)
+    return GraphTensor(argument.name, argument.element.wire, shape, argument.paths)

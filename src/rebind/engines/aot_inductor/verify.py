@@ -39,6 +39,7 @@ class Samples:
     inputs: Tensors
 
 
+@torch.inference_mode()
 def verify(program: Program, compiled: FlatFunction, eager: FlatFunction, samples: Samples) -> dict[str, float]:
     """Compares the tiers on two random weight sets, and on a third that moves every weight of the second a bit.
 
@@ -200,6 +201,8 @@ def _weight(argument: Argument, seed: int, scale: float, samples: Samples, *, mo
 
 def _move(weight: torch.Tensor, generator: torch.Generator) -> None:
     """Changes every real number of ``weight`` by about a tenth of itself and a hundredth of the others."""
+    if weight.is_complex():
+        weight = torch.view_as_real(weight)
     if weight.is_floating_point() and weight.numel() > 0:
         values = weight.float()
         typical = float(values.abs().nan_to_num(0, 0, 0).mean()) or 1.0

@@ -11,7 +11,7 @@ import torch
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from rebind.engines.aot_inductor.dtypes import ElementType
+    from rebind.engines.pytorch.dtypes import ElementType
 
 # Arrays decoded from requests are read-only, and plans were checked not to write to their inputs. Torch warns once in a
 # process about such an array; that one time is here.
@@ -21,8 +21,11 @@ with warnings.catch_warnings():
 
 
 def weight_tensor(buffer: memoryview, element: ElementType, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor over the bytes of one weight, with a storage of its own; it keeps ``buffer`` alive."""
-    dtype = getattr(torch, element.torch)
+    """A tensor over the bytes of one weight, with a storage of its own; it keeps ``buffer`` alive.
+
+    ``shape`` is the slot's, as safetensors counts elements. ``ValueError`` where torch cannot have it.
+    """
+    dtype, shape = getattr(torch, element.torch), element.torch_shape(shape)
     if buffer.nbytes == 0:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(buffer, dtype=dtype).view(shape)

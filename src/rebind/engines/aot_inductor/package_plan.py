@@ -1,0 +1,122 @@
+"""A compiled package as a plan: bound to a weight set, it runs as it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rebind.engines.aot_inductor.guard import InputGuard
+from rebind.engines.aot_inductor.package_library import Container, Models
+from rebind.engines.contract import Tier
+from rebind.engines.pytorch.tensors import to_array, to_tensor, weight_tensor
+from rebind.errors import Fault
+from rebind.weights.slots import refusal, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from rebind.engines.aot_inductor.c_interface import Library
+    from rebind.engines.aot_inductor.package_library import Function
+    from rebind.engines.aot_inductor.package_source import Constant, PackageSource
+    from rebind.engines.pytorch.execution import Execution
+    from rebind.weights.slots import SlotTable
+    from rebind.weights.store import WeightSet
+
+
+class PackagePlan:
+    """A :class:`rebind.engines.contract.Plan` over a package's library, of which ``instances`` may run at once.
+
+    ``slots`` are those that weights are held against.
+    """
+
+    tier = Tier.COMPILED
+
+    def __init__(
+        self,
+        key: str,
+        library: Library,
+        source: PackageSource,
+        slots: SlotTable,
+        execution: Execution,
+        instances: int,
+    ) -> None:
+        self.key = key
+        self.source = source
+        self.execution = execution
+        self.guard = InputGuard(source)
+        self._library = library
+        self._slots = slots
+        self._instances = instances
+
+    def __repr__(self) -> str:
+        return f"<package plan {self.key}>"
+
+    def bind(self, weights: WeightSet) -> PackageBoundPlan:
+        """Checks every weight, since the package does not, and makes the package's own handles for them."""
+        faults = [
+            Fault(shown(slot.name), f"expected {slot.info}, got {found.info if found else 'none'}")
+            for slot in self._slots.slots
+            if slot.used and ((found := weights.tensors.get(slot.name)) is None or found.info != slot.info)
+        ]
+        if faults:
+            raise refusal(f"plan {self.key}", faults)
+        return PackageBoundPlan(self, weights, self._function(weights))
+
+    def _function(self, weights: WeightSet) -> Function:
+        with self.execution.modes():
+            tensors = {
+                constant.name: _laid_out(weights.buffer(constant.slot), constant) for constant in self.source.settable
+            }
+            return make_function(self._library, self.source, tensors, self._instances)
+
+
+class PackageBoundPlan:
+    """A :class:`rebind.engines.contract.BoundPlan`: a package and its weights."""
+
+    def __init__(self, plan: PackagePlan, weights: WeightSet, function: Function) -> None:
+        self.plan = plan
+        self.weights = weights
+        self._function = function
+
+    def execute(self, inputs: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        """Runs the package. :class:`rebind.errors.InvalidArgument` for inputs that it was not compiled for."""
+        plan = self.plan
+        plan.guard.check(inputs)
+        with plan.execution.modes():
+            tensors = [
+                in_order(to_tensor(array, argument.element), order)
+                for array, argument, order in zip(inputs, plan.source.arguments, plan.source.orders, strict=True)
+            ]
+            return [to_array(result) for result in self._function(tensors)]
+
+
+def make_function(
+    library: Library, source: PackageSource, constants: Mapping[str, torch.Tensor], instances: int
+) -> Function:
+    """A package with ``constants``, by their names in the code: all that can be set, laid out as it wants them."""
+    if not source.frozen and not source.folds:
+        return Models(library, constants, source.result_count, instances)
+    container = Container(library, instances)
+    if not source.frozen:
+        container.set_constants(constants)
+    return container
+
+
+def _laid_out(buffer: memoryview, constant: Constant) -> torch.Tensor:
+    """The row-major bytes of a weight as the code wants them: a copy only where that is another order."""
+    assert constant.element is not None
+    tensor = weight_tensor(buffer, constant.element, constant.element.slot_shape(constant.shape))
+    if constant.row_major:
+        return tensor
+    return torch.empty_strided(constant.shape, constant.strides, dtype=tensor.dtype).copy_(tensor)
+
+
+def in_order(tensor: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
+    """A row-major tensor with its elements in memory as the code wants them: its axes in ``order``, slowest first."""
+    if order is None:
+        return tensor
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return tensor.permute(order).contiguous().permute(back)
