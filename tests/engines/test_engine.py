@@ -123,7 +123,7 @@ def test_without_a_compiler_there_is_no_plan(
     archives: dict[str, Path], fresh_cache: PlanCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", str(tmp_path / "g++"))
-    with pytest.raises(CompileFailed, match=r"mlp\.pt2: no C\+\+ compiler on PATH"):
+    with pytest.raises(CompileFailed, match=r"model\.pt2: no C\+\+ compiler on PATH"):
         open_graph(archives["mlp"], fresh_cache).build_plan(lambda _: None)
 
 
@@ -136,7 +136,7 @@ def test_a_compiler_that_fails_leaves_nothing_behind(
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     stages: list[str] = []
-    with pytest.raises(CompileFailed, match=r"mlp\.pt2: no plan: "):
+    with pytest.raises(CompileFailed, match=r"model\.pt2: no plan: "):
         open_graph(archives["mlp"], fresh_cache).build_plan(stages.append)
     assert stages[:2] == ["reading the graph", "compiling"]
     assert fresh_cache.plans.entries() == ()

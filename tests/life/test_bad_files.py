@@ -97,12 +97,12 @@ def _write(content: bytes) -> Callable[[Path], None]:
 
 
 BAD_MODELS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "empty": (_write(b""), "no torch.export archive"),
-    "noise": (_scramble, "no torch.export archive"),
-    "truncated": (lambda path: os.truncate(path, path.stat().st_size // 2), "no torch.export archive"),
+    "empty": (_write(b""), "cannot be read as a zip file"),
+    "noise": (_scramble, "cannot be read as a zip file"),
+    "truncated": (lambda path: os.truncate(path, path.stat().st_size // 2), "cannot be read as a zip file"),
     "damaged graph": (_flip_a_bit_of_the_graph, "CRC"),
     "weights only": (lambda path: torch.save({"weight": torch.zeros(3)}, path), r"torch\.save file"),
-    "text": (_write(b"hello"), "no torch.export archive"),
+    "text": (_write(b"hello"), "cannot be read as a zip file"),
 }
 
 

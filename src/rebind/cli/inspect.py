@@ -167,18 +167,23 @@ def to_json(found: Inspection) -> dict[str, Any]:
     }
 
 
+def _plan_state(found: Inspection) -> str:
+    if not found.graph.compiles:
+        return "which needs no compile"
+    return "in the cache" if found.plan_cached else "not in the cache: it is built when the model is served"
+
+
 def _report(found: Inspection) -> list[RenderableType]:
     """The parts of the report, top to bottom."""
     from rebind.console.text import count_of
 
     weights = found.source.weights_file or "those inside the model file"
     label = f" (label {found.label})" if found.label else ""
-    cached = "in the cache" if found.plan_cached else "not in the cache: it is built when the model is served"
     lines = [
         f"{found.model} version {found.source.number}, engine {found.engine.name}, refit by {found.graph.refit.value}",
         f"model file  {found.source.plan_file}",
         f"weights     {weights}{label}",
-        f"plan        {found.graph.key}, {cached}",
+        f"plan        {found.graph.key}, {_plan_state(found)}",
         f"batches     {_batches(found)}",
         *(f"input       {_spec_text(spec)}" for spec in found.io.inputs.values()),
         *(f"output      {_spec_text(spec)}" for spec in found.io.outputs.values()),

@@ -149,6 +149,11 @@ class Graph(Protocol):
     def refit(self) -> Refit: ...
 
     @property
+    def compiles(self) -> bool:
+        """Whether there is a plan to be compiled; else the file runs as it is, and has one tier."""
+        ...
+
+    @property
     def shares_weights(self) -> bool:
         """Whether the instances of a version run one bound plan; else each has its own, on a copy of the weights.
 

@@ -110,6 +110,7 @@ class AotInductorGraph:
     """A :class:`rebind.engines.contract.Graph`: an opened torch.export archive."""
 
     refit = Refit.INPUTS
+    compiles = True
 
     def __init__(self, model_file: Path, options: EngineOptions) -> None:
         self.model_file = model_file

@@ -54,6 +54,7 @@ class PackageGraph:
     """A :class:`rebind.engines.contract.Graph`: an opened package, which a child process has loaded and run."""
 
     refit = Refit.NEW_HANDLE
+    compiles = False
     batch: SizeRange | None = None
 
     def __init__(self, model_file: Path, options: EngineOptions) -> None:

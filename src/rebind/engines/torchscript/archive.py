@@ -34,7 +34,7 @@ _MOST_PICKLE_BYTES = 256 << 20
 """Of one pickle, whose values take ten times as much memory."""
 _MOST_CODE_BYTES = 64 << 20
 _SCRIPT_IT = "save the model with torch.jit.script(model).save('model.pt') or torch.jit.trace(model, inputs).save(...)"
-_NOT_THE_GRAPH = re.compile(r"\.data/|data/|extra/|traced_inputs|.*\.debug_pkl$")
+_NOT_THE_GRAPH = re.compile(r"\.data/(?!version$)|data/|extra/|traced_inputs|.*\.debug_pkl$")
 """Records that say nothing about the graph: weights; what users, tracing and debugging left there."""
 _UNIT = re.compile(r"^(?:class|def) (\w+)", re.MULTILINE)
 _MODULE_CLASS = re.compile(r"^class \w+\(Module\):", re.MULTILINE)

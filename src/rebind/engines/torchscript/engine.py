@@ -81,6 +81,7 @@ class ScriptGraph:
     """A :class:`rebind.engines.contract.Graph`: an opened TorchScript file."""
 
     refit = Refit.NEW_HANDLE
+    compiles = False
     batch = None
 
     def __init__(self, model_file: Path, options: EngineOptions) -> None:
