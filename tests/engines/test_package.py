@@ -19,6 +19,7 @@ import safetensors.torch
 import torch
 
 from rebind.engines.aot_inductor.package import PackageGraph
+from rebind.engines.aot_inductor.package_archive import PackageArchive
 from rebind.engines.aot_inductor.package_source import read_source
 from rebind.engines.contract import EngineOptions, ModelOptions, Refit, Tier
 from rebind.engines.registry import engine
@@ -177,7 +178,7 @@ def test_weights_that_do_not_fit_are_refused(
 
 def test_a_plan_refuses_the_weights_of_another_graph(packages: Packages, desk: Desk) -> None:
     other = desk.put(desk.open(packages.of("nested")))
-    with pytest.raises(WeightsRefused, match=r"'first.weight': expected F32 \[64,16\], got none"):
+    with pytest.raises(WeightsRefused, match=r"'first.weight': missing, expected F32 \[64,16\]"):
         desk.open(packages.of("kept")).cached_plan().bind(other)
 
 
@@ -377,6 +378,11 @@ def test_a_damaged_package_is_refused(packages: Packages, desk: Desk, tmp_path: 
     place = data.index(b"\x7fELF") + 100_000
     path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
     assert "damaged: its CRC does not match" in refusal_of(desk, path)
+
+
+def test_an_empty_file_in_a_package_is_no_damage(packages: Packages, tmp_path: Path) -> None:
+    with_note = rewrite(packages.of("kept"), tmp_path / "m.pt2", lambda records: records.update({"extra/note": b""}))
+    PackageArchive(with_note).close()
 
 
 @pytest.mark.parametrize(

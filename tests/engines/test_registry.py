@@ -84,7 +84,7 @@ def test_a_missing_torch_is_the_reason_why_not(monkeypatch: pytest.MonkeyPatch, 
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else real(name))
     (status,) = [status for status in engines() if status.name == "aot_inductor"]
-    assert status.reason == "torch is not installed: pip install 'rebind[aot-inductor]'"
+    assert status.reason == "torch is not installed: pip install 'rebind[torch]'"
     with pytest.raises(Unsupported, match="cannot run here: torch is not installed"):
         find_engine(tmp_path / "model.pt2", asked())
     for name, file_name in (("aot_inductor", "model.pt2"), ("torchscript", "model.pt")):

@@ -17,7 +17,15 @@ from torch import nn
 
 from rebind.engines.contract import Tier
 from rebind.engines.registry import engine
-from rebind.errors import AlreadyExists, InputRefused, Internal, InvalidArgument, ModelInvalid, WeightsRefused
+from rebind.errors import (
+    AlreadyExists,
+    InputRefused,
+    Internal,
+    InvalidArgument,
+    ModelInvalid,
+    StorageFailed,
+    WeightsRefused,
+)
 from rebind.weights.formats import open_weights
 from rebind.weights.store import WeightStore
 from tests.engines.tampering import rewrite
@@ -448,6 +456,11 @@ class TestKeysAndCache:
         assert same(bind(graph, stored).execute([ids]), called(load(file), ids))
         with pytest.raises(AlreadyExists):
             engine("torchscript").split(file, tmp_path / "out")  # type: ignore[attr-defined]
+
+    def test_a_directory_that_cannot_be_made_is_named(self, tmp_path: Path) -> None:
+        file = script(Scaled(), tmp_path / "model.pt")
+        with pytest.raises(StorageFailed, match=r"model\.pt/1: cannot write"):
+            engine("torchscript").split(file, file / "1")  # type: ignore[attr-defined]
 
     def test_zeros_of_a_split_model_are_never_taken_for_weights(self, opener: Opener, tmp_path: Path) -> None:
         file = script(Recurrent(), tmp_path / "model.pt")

@@ -265,3 +265,21 @@ def test_plan_file_overwritten_in_place_is_a_refit_when_it_is_whole(explicit: Li
     home.expect(client, 0, generation=1)
     client.load(home.name)
     home.expect(client, 1, generation=2)
+
+
+def test_the_index_tells_the_newest_reason_and_none_when_all_is_well(explicit: Live, client: Client) -> None:
+    home = explicit.load(client)
+
+    def reason_after(harm: Callable[[], object]) -> str:
+        harm()
+        with pytest.raises(Failed, match="version 1 is at READY state with its weights of generation 1"):
+            client.load(home.name)
+        return client.index()[home.name, "1"]["reason"]
+
+    assert "safetensors" in reason_after(lambda: home.file("model.safetensors").write_bytes(b"hello"))
+    home.file("model.safetensors").unlink()
+    assert "zip file" in reason_after(lambda: home.file("model.pt2").write_bytes(b"hello"))
+    home.add_plan(0)
+    client.load(home.name)
+    assert "reason" not in client.index()[home.name, "1"]
+    home.expect(client, 0, generation=1)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from rebind.errors import WeightsRefused
 from rebind.weights.formats import open_weights
-from rebind.weights.pickled import TORCH_DTYPES
 from rebind.weights.slots import Slot, SlotTable, TensorInfo
 from rebind.weights.store import WeightStore
+from rebind.weights.torch_globals import TORCH_DTYPES
 from tests.weights.files import read, refusal_of
 from tests.weights.scripts import save_script, save_trace
 

@@ -77,6 +77,22 @@ def test_flipped_bytes_are_found(path: Path, method: int) -> None:
         archive.read(archive.members["a/data/0"], 1 << 20)
 
 
+def test_pieces_are_the_member_and_flipped_bytes_are_found_at_their_end(path: Path) -> None:
+    contents = {**CONTENTS, "large": bytes(range(256)) * 10_000}
+    content = bytearray(write(path, contents).read_bytes())
+    with ZipArchive(path) as archive:
+        assert {name: b"".join(archive.pieces(member)) for name, member in archive.members.items()} == contents
+        assert len(list(archive.pieces(archive.members["large"]))) == 3
+        member = archive.members["large"]
+    content[member.offset] ^= 1
+    path.write_bytes(content)
+    with ZipArchive(path) as archive:
+        pieces = archive.pieces(archive.members["large"])
+        assert len([next(pieces) for _ in range(3)]) == 3
+        with pytest.raises(WeightsRefused, match="'large': is damaged"):
+            next(pieces)
+
+
 def test_a_member_of_another_length_than_it_says_is_refused(path: Path) -> None:
     with ZipArchive(write(path, method=zipfile.ZIP_DEFLATED)) as archive:
         member = archive.members["a/data/0"]
@@ -144,7 +160,8 @@ def test_what_is_no_zip_file_is_refused(path: Path, content: bytes, remedy: str)
 def test_a_member_of_unknown_crc_is_read_unchecked(path: Path) -> None:
     with ZipArchive(write(path)) as archive:
         place = archive.members["a/data/0"].offset
-        assert archive.read(Member("x", place, 4, None, False, 4), 4) == bytes(range(4))
+        member = Member("x", place, 4, None, False, 4)
+        assert archive.read(member, 4) == b"".join(archive.pieces(member)) == bytes(range(4))
 
 
 @pytest.fixture(scope="module")

@@ -338,13 +338,24 @@ def _instance_groups(config: ConfigMessage) -> Iterator[str]:
 
 def _parameters(config: ConfigMessage) -> Iterator[Fault]:
     for key in sorted(config.parameters):
-        value = config.parameters[key].string_value
-        if key in {INTRA_OP_THREAD_COUNT, INTER_OP_THREAD_COUNT} and not is_thread_count(value):
-            remedy = 'give a whole number of threads as a string, e.g. "4"'
-            yield Fault(f"parameters.{key}", f"'{value}' is no integer from 1 to {MAX_THREADS}", remedy)
-        is_switch = key == ALLOW_NON_FINITE_WEIGHTS or (key in _PYTORCH_SWITCHES and config.backend == "pytorch")
-        if is_switch and value.lower() not in SWITCH_VALUES:
-            yield Fault(f"parameters.{key}", f"failed to convert '{value}' to boolean", "give true or false")
+        where, value = f"parameters.{key}", config.parameters[key].string_value
+        if key in {INTRA_OP_THREAD_COUNT, INTER_OP_THREAD_COUNT}:
+            yield from thread_count_faults(where, value)
+        elif key == ALLOW_NON_FINITE_WEIGHTS or (key in _PYTORCH_SWITCHES and config.backend == "pytorch"):
+            yield from switch_faults(where, value)
+
+
+def thread_count_faults(where: str, text: str) -> Iterator[Fault]:
+    """The fault of a parameter that has to be a number of threads, if ``text`` is none."""
+    if not is_thread_count(text):
+        remedy = 'give a whole number of threads as a string, e.g. "4"'
+        yield Fault(where, f"'{text}' is no integer from 1 to {MAX_THREADS}", remedy)
+
+
+def switch_faults(where: str, text: str) -> Iterator[Fault]:
+    """The fault of a parameter that has to be a boolean, if ``text`` is none (:data:`SWITCH_VALUES`)."""
+    if text.lower() not in SWITCH_VALUES:
+        yield Fault(where, f"failed to convert '{text}' to boolean", "give true or false")
 
 
 def is_thread_count(text: str) -> bool:

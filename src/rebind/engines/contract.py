@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from rebind.plans.cache import PlanCache
     from rebind.tensor import GraphTensor, SizeRange
-    from rebind.weights.formats import WeightsSource
     from rebind.weights.slots import SlotTable
+    from rebind.weights.source import WeightsSource
     from rebind.weights.store import WeightSet
 
 

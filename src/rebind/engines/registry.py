@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from rebind.config.validation import canonical_platform
 from rebind.errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
@@ -110,10 +111,11 @@ def engine_for_config(platform: str, backend: str) -> Engine | None:
     """
     if not (platform or backend):
         return None
+    wanted = canonical_platform(platform)
     fitting = [
         candidate
         for candidate in _available()
-        if platform in ("", candidate.platform) and backend in ("", candidate.backend)
+        if wanted in ("", candidate.platform) and backend in ("", candidate.backend)
     ]
     if not fitting:
         known = ", ".join(f"platform '{e.platform}' (backend '{e.backend}')" for e in _available())

@@ -21,7 +21,7 @@ from rebind.serving.version import ModelVersion
 from rebind.serving.wanted import find_wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Executor
 
     from rebind.config.schema import ConfigMessage
@@ -110,6 +110,8 @@ class Updater:
                 model.reason = error.status_text
                 raise
             model.reason = ""
+            for version in model.ready():
+                version.refusal = None
 
     async def unload(self, name: str) -> None:
         """Takes a model out of service; queued requests are still answered after the return, new ones refused."""
@@ -212,13 +214,15 @@ class Updater:
         for load in loads:
             record = model.versions[load.source.number]
             error = failures.get(load.source.number)
+            if record.served is not None and error is not None:
+                record.served.refusal = error.status_text
             if record.state is VersionState.LOADING:
                 record.step(
                     "failed", error.status_text if error else f"not loaded, because version {min(failures)} failed"
                 )
         for number, error in sorted(failures.items()):
             _log.error("failed to load '%s' version %d: %s", model.name, number, error.status_text)
-        raise LoadFailed(model.name, failures, dict.fromkeys(failures, "UNAVAILABLE state"))
+        raise LoadFailed(model.name, failures, _states(model.ready(), failures))
 
     async def _refit(self, name: str, refits: Sequence[tuple[ModelVersion, Graph, VersionSource]], cause: str) -> None:
         outcomes = await asyncio.gather(
@@ -231,11 +235,7 @@ class Updater:
             if isinstance(outcome, BaseException)
         }
         if failures:
-            serving = {
-                version.number: f"READY state with its weights of generation {version.generation.number}"
-                for version, _, _ in refits
-            }
-            raise LoadFailed(name, failures, serving)
+            raise LoadFailed(name, failures, _states([version for version, _, _ in refits], failures))
 
     def _retire(self, name: str, number: int, record: VersionRecord) -> None:
         version = record.served
@@ -261,3 +261,11 @@ class Updater:
         """Keeps a task until it is done: the loop itself holds tasks weakly."""
         self._in_background.add(task)
         task.add_done_callback(self._in_background.discard)
+
+
+def _states(served: Iterable[ModelVersion], failures: Iterable[int]) -> dict[int, str]:
+    """Where the versions of which a change failed are now, in words."""
+    ready = {
+        version.number: f"READY state with its weights of generation {version.generation.number}" for version in served
+    }
+    return {number: ready.get(number, "UNAVAILABLE state") for number in failures}

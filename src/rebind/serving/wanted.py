@@ -97,6 +97,7 @@ def _not_yet(config: ConfigMessage, name: str) -> Iterator[str]:
         "model_warmup": bool(config.model_warmup),
         "decoupled transactions": config.model_transaction_policy.decoupled,
         "response_cache": config.response_cache.enable,
+        f"runtime '{config.runtime}'": bool(config.runtime),
         "passive instances": any(group.passive for group in config.instance_group),
         "batch_input": bool(config.batch_input),
         "batch_output": bool(config.batch_output),

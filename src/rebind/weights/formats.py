@@ -8,7 +8,6 @@ from rebind.errors import InvalidArgument
 from rebind.weights.npz import open_npz
 from rebind.weights.safetensors import open_safetensors
 from rebind.weights.sharded import open_sharded
-from rebind.weights.source import WeightsSource
 from rebind.weights.torch_pickle import open_torch
 from rebind.weights.wts import open_wts
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-__all__ = ["WeightsSource", "open_weights"]
+    from rebind.weights.source import WeightsSource
 
 
 def open_weights(path: Path) -> WeightsSource:

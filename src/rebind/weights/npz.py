@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import ast
 from contextlib import ExitStack
-from math import prod
 from typing import TYPE_CHECKING
 
 from rebind.errors import Fault
 from rebind.weights.slots import NUMPY_DTYPES, refusal, shown, tensor_nbytes
-from rebind.weights.strided import StridedSource, StridedTensor
+from rebind.weights.strided import StridedSource, StridedTensor, row_major_strides
 from rebind.weights.zipped import ZipArchive
 
 if TYPE_CHECKING:
@@ -68,7 +67,8 @@ def _tensor(archive: ZipArchive, member: Member) -> StridedTensor:
     nbytes = tensor_nbytes(dtype, shape)
     if start + nbytes != member.nbytes:
         raise _Invalid(f"has {member.nbytes - start} bytes of values, but its header claims {nbytes}", "copy it again")
-    return StridedTensor(member, dtype, shape, _strides(shape, is_fortran=is_fortran), 0, start)
+    strides = row_major_strides(shape[::-1])[::-1] if is_fortran else row_major_strides(shape)
+    return StridedTensor(member, dtype, shape, strides, 0, start)
 
 
 def _header_text(archive: ZipArchive, member: Member) -> tuple[str, int]:
@@ -119,9 +119,3 @@ def _unsupported(descr: object) -> _Invalid:
         remedy = "save bfloat16 and float8 as safetensors; numpy loses their names"
         return _Invalid(f"has elements of a dtype that the file does not tell ({shown(text)})", remedy)
     return _Invalid(f"has the dtype {shown(text)}, which weights cannot have", "convert it with array.astype()")
-
-
-def _strides(shape: tuple[int, ...], *, is_fortran: bool) -> tuple[int, ...]:
-    if is_fortran:
-        return tuple(prod(shape[:axis]) for axis in range(len(shape)))
-    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))

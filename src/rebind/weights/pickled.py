@@ -20,7 +20,6 @@ from rebind.weights.slots import refusal
 from rebind.weights.torch_globals import (
     CALLS,
     SCRIPT_CLASSES,
-    TORCH_DTYPES,
     Global,
     PickledTensor,
     Refused,
@@ -31,7 +30,7 @@ from rebind.weights.torch_globals import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["TORCH_DTYPES", "Loaded", "PickledObject", "PickledTensor", "load_one_pickle", "load_pickle"]
+__all__ = ["Loaded", "PickledObject", "PickledTensor", "load_one_pickle", "load_pickle"]
 
 _MOST_OPCODES = 5_000_000
 """About as many as 100,000 tensors take; each makes an object of a hundred bytes at most."""

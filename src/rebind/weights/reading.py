@@ -14,8 +14,8 @@ from rebind.weights.finite import count_non_finite
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Sequence
 
-    from rebind.weights.formats import WeightsSource
     from rebind.weights.slots import TensorInfo
+    from rebind.weights.source import WeightsSource
 
 READERS = 2
 """Threads that read one weight set; more do not help, as memory is the limit (``engines.md`` section 1)."""

@@ -260,9 +260,10 @@ def _missing_faults(missing: Iterable[tuple[Slot, ...]], fallback: Mapping[str, 
 
 
 def _misfits(slots: SlotTable, offered: Mapping[str, TensorInfo]) -> Iterator[Fault]:
+    used = {slot.name for group in slots.tensors if any(slot.used for slot in group) for slot in group}
     for name, info in offered.items():
         slot = slots.by_name.get(name)
-        if slot is None or info.fits(slot.info):
+        if slot is None or name not in used or info.fits(slot.info):
             continue
         if slot.dtype == info.dtype and info.shaped:
             yield Fault(shown(name), f"expected shape {format_shape(slot.shape)}, got {format_shape(info.shape)}")

@@ -24,9 +24,9 @@ from rebind.weights.slots import check, refusal, shown
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from rebind.weights.formats import WeightsSource
     from rebind.weights.segment import Segment
     from rebind.weights.slots import Slot, SlotTable, TensorInfo
+    from rebind.weights.source import WeightsSource
 
     Report = Callable[[int, int], None]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-import zlib
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -19,13 +18,17 @@ from rebind.weights.source import WeightsSource
 from rebind.weights.zipped import DAMAGED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from rebind.weights.zipped import Member, MemberFile
 
 _MOST_RANK = 64
 """numpy's."""
-_CHUNK_BYTES = 1 << 20
+
+
+def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides, in elements, of a dense tensor in row-major order; a size of 0 counts as 1, as torch has it."""
+    return tuple(prod(max(1, size) for size in shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,13 +199,8 @@ class _MemberChecks:
         with self._lock:
             if member.crc is None or member.name in self._sound:
                 return
-            crc = 0
-            for start in range(0, member.nbytes, _CHUNK_BYTES):
-                crc = zlib.crc32(
-                    self._archive.file.read(member.offset + start, min(_CHUNK_BYTES, member.nbytes - start)), crc
-                )
-            if crc != member.crc:
-                raise self._archive.refusal(member, *DAMAGED)
+            for _ in self._archive.pieces(member):
+                pass
             self._sound.add(member.name)
 
     def _begun(self, tensor: StridedTensor) -> PiecewiseCrc:

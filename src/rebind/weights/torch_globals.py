@@ -59,13 +59,14 @@ SCRIPT_CLASSES = "__torch__."
 _NO_WEIGHTS = re.compile(r"torch\.(\w+Storage|(q?u?int|float|complex|bits)\w+|_utils\._rebuild\w+)")
 """What describes tensors too, but quantized, sparse or otherwise unusual ones."""
 _CONVERT = "save dense tensors of one of safetensors' dtypes"
-_SAVE_STATE_DICT = "save the plain state dict: torch.save(model.state_dict(), file)"
+SAVE_STATE_DICT = "save the plain state dict: torch.save(model.state_dict(), file)"
+"""What to do about a file in which something else was saved."""
 
 
 class Refused(Exception):
     """The pickle asks for what is not data; the text says what."""
 
-    def __init__(self, problem: str, remedy: str = _SAVE_STATE_DICT) -> None:
+    def __init__(self, problem: str, remedy: str = SAVE_STATE_DICT) -> None:
         super().__init__(problem)
         self.remedy = remedy
 

@@ -16,6 +16,7 @@ from rebind.weights.pinned import PinnedFile
 from rebind.weights.script_module import script_tensors
 from rebind.weights.slots import refusal, shown
 from rebind.weights.strided import StridedSource, StridedTensor
+from rebind.weights.torch_globals import SAVE_STATE_DICT
 from rebind.weights.torch_legacy import MAGIC, read_legacy
 from rebind.weights.zipped import MemberFile, ZipArchive
 
@@ -30,7 +31,6 @@ _ZIP_MAGIC = b"PK"
 _NESTED = ("state_dict", "model_state_dict", "model")
 """Where checkpoints have the state dict, in the order of preference."""
 _MOST_SHOWN = 10
-_SAVE_STATE_DICT = "save the plain state dict: torch.save(model.state_dict(), file)"
 
 
 def open_torch(path: Path) -> StridedSource:
@@ -63,7 +63,7 @@ def _read(file: PinnedFile) -> tuple[MemberFile, Mapping[str, Member], Mapping[s
         value, members = read_legacy(file)
         return MemberFile(file), members, _state_dict(value, subject)
     if not start.startswith(_ZIP_MAGIC):
-        raise file.refusal("is not what torch.save writes", _SAVE_STATE_DICT)
+        raise file.refusal("is not what torch.save writes", SAVE_STATE_DICT)
     archive = ZipArchive(file)
     root = _root(archive)
     _check_byte_order(archive, root)
@@ -78,7 +78,7 @@ def _root(archive: ZipArchive) -> str:
     roots = [name.removesuffix("data.pkl") for name in archive.members if re.fullmatch(r"[^/]+/data\.pkl", name)]
     if len(roots) != 1:
         what = "a torch.export archive" if any("/models/" in name for name in archive.members) else "no file of weights"
-        raise archive.file.refusal(f"is {what}: it has no data.pkl as torch.save writes it", _SAVE_STATE_DICT)
+        raise archive.file.refusal(f"is {what}: it has no data.pkl as torch.save writes it", SAVE_STATE_DICT)
     return roots[0]
 
 
@@ -101,7 +101,7 @@ def _state_dict(value: Any, subject: str) -> dict[str, PickledTensor]:
         problem = f"has no tensors by name; it is a dictionary with the keys {names}"
     else:
         problem = "holds no state dict"
-    raise refusal(subject, [Fault("", problem, _SAVE_STATE_DICT)])
+    raise refusal(subject, [Fault("", problem, SAVE_STATE_DICT)])
 
 
 def _is_weight(name: object, value: object) -> bool:

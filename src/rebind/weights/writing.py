@@ -124,6 +124,14 @@ def write_weights(
     return written
 
 
+@contextmanager
+def written_aside(target: Path) -> Iterator[Path]:
+    """A path to write a file to, which becomes ``target`` when the block has run, and is gone when the block fails."""
+    with _aside(target) as directory:
+        yield directory / target.name
+        (directory / target.name).replace(target)
+
+
 def _format_of(target: Path) -> Format:
     for suffix, format in FORMATS.items():
         if target.name.endswith(suffix):

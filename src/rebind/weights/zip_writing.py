@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from rebind.weights.pickled import TORCH_DTYPES
 from rebind.weights.slots import DTYPES, NUMPY_DTYPES
+from rebind.weights.strided import row_major_strides
+from rebind.weights.torch_globals import TORCH_DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -117,7 +118,7 @@ def _tensor(info: TensorInfo, record: str) -> Iterator[bytes]:
     shape = _torch_shape(info)
     yield _class("torch._utils", "_rebuild_tensor_v2" if typed else "_rebuild_tensor_v3") + pickle.MARK
     yield from _storage(info, record)
-    yield _plain(0) + _plain(shape) + _plain(_row_major(shape)) + pickle.NEWFALSE
+    yield _plain(0) + _plain(shape) + _plain(row_major_strides(shape)) + pickle.NEWFALSE
     # Its backward hooks: none.
     yield _class("collections", "OrderedDict") + pickle.EMPTY_TUPLE + pickle.REDUCE
     if not typed:
@@ -146,11 +147,3 @@ def _plain(value: str | int | tuple[int, ...]) -> bytes:
 
 def _torch_shape(info: TensorInfo) -> tuple[int, ...]:
     return (*info.shape[:-1], info.shape[-1] // 2) if info.dtype == "F4" else info.shape
-
-
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a dense tensor, in elements."""
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.append(strides[-1] * max(size, 1))
-    return tuple(reversed(strides)) if shape else ()

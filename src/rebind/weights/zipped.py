@@ -76,6 +76,26 @@ class MemberFile:
             raise self.refusal(member, *DAMAGED)
         return data
 
+    def read_start(self, member: Member, nbytes: int) -> bytes:
+        """The first ``nbytes`` bytes of a member, or all if it has fewer; not checked against the CRC."""
+        nbytes = min(nbytes, member.nbytes)
+        if member.compressed:
+            return self._inflate(member, nbytes)[0]
+        return self.file.read(member.offset, nbytes)
+
+    def pieces(self, member: Member) -> Iterator[bytes]:
+        """All bytes of a member that is stored plain, a MiB at a time.
+
+        Raises :class:`rebind.errors.WeightsRefused` after the last piece if the CRC is another one.
+        """
+        crc = 0
+        for start in range(0, member.nbytes, _CHUNK_BYTES):
+            piece = self.file.read(member.offset + start, min(_CHUNK_BYTES, member.nbytes - start))
+            crc = zlib.crc32(piece, crc)
+            yield piece
+        if member.crc is not None and crc != member.crc:
+            raise self.refusal(member, *DAMAGED)
+
     def refusal(self, member: Member, problem: str, remedy: str = "") -> WeightsRefused:
         """The error that says one thing of one member."""
         return refusal(str(self.file.path), [Fault(shown(member.name), problem, remedy)])
@@ -89,13 +109,6 @@ class MemberFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def read_start(self, member: Member, nbytes: int) -> bytes:
-        """The first ``nbytes`` bytes of a member, or all if it has fewer; not checked against the CRC."""
-        nbytes = min(nbytes, member.nbytes)
-        if member.compressed:
-            return self._inflate(member, nbytes)[0]
-        return self.file.read(member.offset, nbytes)
 
     def _read_deflated(self, member: Member) -> bytes:
         # One byte more than there should be shows that there are too many.

@@ -75,7 +75,7 @@ class AotInductor:
 
     def unavailable_reason(self) -> str | None:
         if importlib.util.find_spec("torch") is None:
-            return "torch is not installed: pip install 'rebind[aot-inductor]'"
+            return "torch is not installed: pip install 'rebind[torch]'"
         return None
 
     def limitation(self) -> str | None:

@@ -121,6 +121,8 @@ def _check_description(container: Container, source: PackageSource) -> None:
 
 def _values(request: dict[str, Any], container: Container, source: PackageSource) -> dict[str, torch.Tensor]:
     """The values of all constants that can be set, by slot; none if the package does not have them."""
+    from rebind.engines.aot_inductor.package_plan import laid_out
+
     if source.embedded:
         values = container.constants()
     elif "blob" in request:
@@ -135,7 +137,7 @@ def _values(request: dict[str, Any], container: Container, source: PackageSource
         found = None if value is None else (str(value.dtype).removeprefix("torch."), tuple(value.shape))
         if found != stated:
             raise Internal(f"the value of {shown(constant.slot)} is {found} where its source has {stated}")
-    return {constant.slot: _as_laid_out(values[constant.slot], constant) for constant in source.settable}
+    return {constant.slot: laid_out(values[constant.slot], constant) for constant in source.settable}
 
 
 def _from_blob(path: Path, source: PackageSource) -> dict[str, torch.Tensor]:
@@ -146,8 +148,8 @@ def _from_blob(path: Path, source: PackageSource) -> dict[str, torch.Tensor]:
     values, start = {}, 0
     for constant in source.settable:
         assert constant.element is not None
-        count = min(constant.nbytes, len(data) - start) // constant.element.itemsize
         dtype = getattr(torch, constant.element.torch)
+        count = min(constant.nbytes, len(data) - start) // dtype.itemsize
         flat = torch.frombuffer(data, dtype=dtype, count=count, offset=start) if count else torch.empty(0, dtype=dtype)
         values[constant.slot] = flat.as_strided(constant.shape, constant.strides)
         start += constant.nbytes
@@ -164,14 +166,6 @@ def _from_pickles(directory: Path) -> dict[str, torch.Tensor]:
     return {
         name: saved[file].as_strided(shape, strides, offset) for name, (file, shape, strides, offset) in config.items()
     }
-
-
-def _as_laid_out(value: torch.Tensor, constant: Constant) -> torch.Tensor:
-    import torch
-
-    if constant.row_major and value.is_contiguous():
-        return value
-    return torch.empty_strided(constant.shape, constant.strides, dtype=value.dtype).copy_(value)
 
 
 def _zeros(constant: Constant) -> torch.Tensor:

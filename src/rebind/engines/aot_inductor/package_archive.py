@@ -21,7 +21,6 @@ import json
 import platform
 import re
 import sys
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -32,7 +31,7 @@ from rebind.engines.aot_inductor.package_source import read_source
 from rebind.engines.aot_inductor.program import mutation_fault
 from rebind.errors import Fault, ModelInvalid, WeightsRefused
 from rebind.plans.key import target_parts
-from rebind.weights.zipped import DAMAGED, ZipArchive
+from rebind.weights.zipped import ZipArchive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +46,6 @@ WEIGHTS = "weights.safetensors"
 _CODE = re.compile(r"([^/]+/)data/aotinductor/([^/]+)/(.+)")
 _PROGRAM = re.compile(r"[^/]+/models/[^/]+\.json")
 _MOST_TEXT_BYTES = 256 << 20
-_CHUNK_BYTES = 1 << 20
 _CPU_FEATURES = {
     "AVX2": ("avx2", "fma"),
     "AVX512": ("avx512f", "avx512dq", "avx512vl", "avx512bw", "fma"),
@@ -148,15 +146,13 @@ class PackageArchive:
             self.refuse(f"was written on a machine of another byte order than this one ({sys.byteorder})")
         for member in self._members(r"_metadata\.json"):
             metadata = self._read_json(member)
-            for key, here in (
-                ("AOTI_DEVICE_KEY", "cpu"),
-                ("AOTI_PLATFORM", sys.platform),
-                ("AOTI_MACHINE", platform.machine()),
+            for what, key, here in (
+                ("device", "AOTI_DEVICE_KEY", "cpu"),
+                ("platform", "AOTI_PLATFORM", sys.platform),
+                ("machine", "AOTI_MACHINE", platform.machine()),
             ):
                 if metadata.get(key, here) != here:
-                    self._refuse_target(
-                        f"{key.removeprefix('AOTI_').lower().replace('_key', '')} {metadata[key]}", here
-                    )
+                    self._refuse_target(f"{what} {metadata[key]}", here)
             self._check_processor(str(metadata.get("AOTI_CPU_ISA", "")))
 
     def _check_processor(self, isa: str) -> None:
@@ -257,17 +253,11 @@ class PackageArchive:
         return digest.hexdigest(32)
 
     def _pieces(self, member: Member) -> Iterator[bytes]:
-        """The bytes of a member that is stored plain, with its CRC checked at the end."""
+        """As :meth:`rebind.weights.zipped.MemberFile.pieces`."""
         if member.compressed:
             self.refuse(f"{member.name} is compressed", "write the package with torch, which stores it plain")
-        crc = 0
         with self._model_errors():
-            for start in range(0, member.nbytes, _CHUNK_BYTES):
-                piece = self._archive.file.read(member.offset + start, min(_CHUNK_BYTES, member.nbytes - start))
-                crc = zlib.crc32(piece, crc)
-                yield piece
-        if crc != member.crc:
-            self.refuse(f"{member.name} {DAMAGED[0]}", DAMAGED[1])
+            yield from self._archive.pieces(member)
 
     @contextlib.contextmanager
     def _model_errors(self) -> Iterator[None]:

@@ -9,9 +9,7 @@ import torch
 from rebind.engines.aot_inductor.guard import InputGuard
 from rebind.engines.aot_inductor.package_library import Container, Models
 from rebind.engines.contract import Tier
-from rebind.engines.pytorch.tensors import to_array, to_tensor, weight_tensor
-from rebind.errors import Fault
-from rebind.weights.slots import refusal, shown
+from rebind.engines.pytorch.tensors import check_weights, to_array, to_tensor, weight_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,19 +54,14 @@ class PackagePlan:
 
     def bind(self, weights: WeightSet) -> PackageBoundPlan:
         """Checks every weight, since the package does not, and makes the package's own handles for them."""
-        faults = [
-            Fault(shown(slot.name), f"expected {slot.info}, got {found.info if found else 'none'}")
-            for slot in self._slots.slots
-            if slot.used and ((found := weights.tensors.get(slot.name)) is None or found.info != slot.info)
-        ]
-        if faults:
-            raise refusal(f"plan {self.key}", faults)
+        check_weights(self.key, (slot for slot in self._slots.slots if slot.used), weights)
         return PackageBoundPlan(self, weights, self._function(weights))
 
     def _function(self, weights: WeightSet) -> Function:
         with self.execution.modes():
             tensors = {
-                constant.name: _laid_out(weights.buffer(constant.slot), constant) for constant in self.source.settable
+                constant.name: laid_out(_weight(weights.buffer(constant.slot), constant), constant)
+                for constant in self.source.settable
             }
             return make_function(self._library, self.source, tensors, self._instances)
 
@@ -105,13 +98,16 @@ def make_function(
     return container
 
 
-def _laid_out(buffer: memoryview, constant: Constant) -> torch.Tensor:
-    """The row-major bytes of a weight as the code wants them: a copy only where that is another order."""
+def _weight(buffer: memoryview, constant: Constant) -> torch.Tensor:
     assert constant.element is not None
-    tensor = weight_tensor(buffer, constant.element, constant.element.slot_shape(constant.shape))
-    if constant.row_major:
-        return tensor
-    return torch.empty_strided(constant.shape, constant.strides, dtype=tensor.dtype).copy_(tensor)
+    return weight_tensor(buffer, constant.element, constant.element.slot_shape(constant.shape))
+
+
+def laid_out(value: torch.Tensor, constant: Constant) -> torch.Tensor:
+    """The value of a constant with its elements in memory as the code wants them: a copy only where they are not."""
+    if constant.row_major and value.is_contiguous():
+        return value
+    return torch.empty_strided(constant.shape, constant.strides, dtype=value.dtype).copy_(value)
 
 
 def in_order(tensor: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rebind.engines.aot_inductor.guard import InputGuard
 from rebind.engines.aot_inductor.symbols import Symbol
-from rebind.engines.pytorch.tensors import to_array, to_tensor, weight_tensor
-from rebind.errors import Fault
-from rebind.weights.slots import TensorInfo, refusal, shown
+from rebind.engines.pytorch.tensors import check_weights, to_array, to_tensor, weight_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-    from rebind.engines.aot_inductor.program import Argument, Program
+    from rebind.engines.aot_inductor.program import Program
     from rebind.engines.contract import Tier
     from rebind.engines.pytorch.execution import Execution
     from rebind.weights.store import WeightSet
@@ -60,9 +58,8 @@ class FlatPlan:
 
     def bind(self, weights: WeightSet) -> FlatBoundPlan:
         """Checks name, dtype and shape of every weight, as compiled code does not; makes tensors over their memory."""
-        faults = [fault for argument in self.program.used for fault in _misfits(argument, weights)]
-        if faults:
-            raise refusal(f"plan {self.key}", faults)
+        slots = self.program.slots.by_name
+        check_weights(self.key, [slots[argument.name] for argument in self.program.used], weights)
         return FlatBoundPlan(self, weights)
 
     def function_for(self, sizes: Mapping[str, int]) -> FlatFunction:
@@ -105,13 +102,3 @@ def _traced_sizes(program: Program) -> Iterator[tuple[str, int]]:
     batch = program.arguments[0].shape[0] if program.batch is not None else None
     for symbol, hint in program.hints.items():
         yield symbol, 1 if batch == Symbol(symbol) else min(hint, 2)
-
-
-def _misfits(argument: Argument, weights: WeightSet) -> list[Fault]:
-    slot = weights.slots.by_name.get(argument.name)
-    if slot is None:
-        return [Fault(shown(argument.name), "missing")]
-    if (slot.dtype, slot.shape) == (argument.element.slot, argument.shape):
-        return []
-    shape = tuple(size for size in argument.shape if isinstance(size, int))
-    return [Fault(shown(argument.name), f"expected {TensorInfo(argument.element.slot, shape, 0)}, got {slot.info}")]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import zipfile
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from rebind.engines.aot_inductor.archive import CONSTANTS, GRAPH, SAMPLE_INPUTS, TIES, WEIGHTS
 from rebind.engines.aot_inductor.embedded import EmbeddedWeights
+from rebind.weights.strided import row_major_strides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -76,10 +76,9 @@ def _put_tensors(
 
 
 def _row_major_meta(meta: dict[str, Any], path_name: str, device: str, shape: tuple[int, ...]) -> dict[str, Any]:
-    strides = [prod(max(1, size) for size in shape[axis + 1 :]) for axis in range(len(shape))]
     tensor_meta = {
         **meta["tensor_meta"],
-        "strides": [{"as_int": stride} for stride in strides],
+        "strides": [{"as_int": stride} for stride in row_major_strides(shape)],
         "storage_offset": {"as_int": 0},
         "device": {"type": device, "index": None},
         "layout": _STRIDED,

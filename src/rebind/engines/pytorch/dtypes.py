@@ -12,14 +12,13 @@ class ElementType:
     """One element type in the three vocabularies that meet here.
 
     ``slot``: safetensors' name; ``torch``: the attribute of the ``torch`` module; ``wire``: Triton's datatype, None
-    when a tensor of this type cannot cross the wire (it may still be a weight); ``itemsize``: bytes of what torch calls
-    one element, which are ``packed`` elements to safetensors.
+    when a tensor of this type cannot cross the wire (it may still be a weight); ``packed``: how many elements of
+    safetensors' are one element of torch's.
     """
 
     slot: str
     torch: str
     wire: DataType | None
-    itemsize: int
     packed: int = 1
 
     @property
@@ -41,34 +40,37 @@ class ElementType:
 
 
 BY_CODE: dict[int, ElementType] = {
-    1: ElementType("U8", "uint8", DataType.UINT8, 1),
-    2: ElementType("I8", "int8", DataType.INT8, 1),
-    3: ElementType("I16", "int16", DataType.INT16, 2),
-    4: ElementType("I32", "int32", DataType.INT32, 4),
-    5: ElementType("I64", "int64", DataType.INT64, 8),
-    6: ElementType("F16", "float16", DataType.FP16, 2),
-    7: ElementType("F32", "float32", DataType.FP32, 4),
-    8: ElementType("F64", "float64", DataType.FP64, 8),
-    10: ElementType("C64", "complex64", None, 8),
-    12: ElementType("BOOL", "bool", DataType.BOOL, 1),
-    13: ElementType("BF16", "bfloat16", DataType.BF16, 2),
-    28: ElementType("U16", "uint16", DataType.UINT16, 2),
-    29: ElementType("F8_E4M3", "float8_e4m3fn", None, 1),
-    30: ElementType("F8_E5M2", "float8_e5m2", None, 1),
-    31: ElementType("F8_E4M3FNUZ", "float8_e4m3fnuz", None, 1),
-    32: ElementType("F8_E5M2FNUZ", "float8_e5m2fnuz", None, 1),
-    33: ElementType("F8_E8M0", "float8_e8m0fnu", None, 1),
-    34: ElementType("U32", "uint32", DataType.UINT32, 4),
-    35: ElementType("U64", "uint64", DataType.UINT64, 8),
+    1: ElementType("U8", "uint8", DataType.UINT8),
+    2: ElementType("I8", "int8", DataType.INT8),
+    3: ElementType("I16", "int16", DataType.INT16),
+    4: ElementType("I32", "int32", DataType.INT32),
+    5: ElementType("I64", "int64", DataType.INT64),
+    6: ElementType("F16", "float16", DataType.FP16),
+    7: ElementType("F32", "float32", DataType.FP32),
+    8: ElementType("F64", "float64", DataType.FP64),
+    10: ElementType("C64", "complex64", None),
+    12: ElementType("BOOL", "bool", DataType.BOOL),
+    13: ElementType("BF16", "bfloat16", DataType.BF16),
+    28: ElementType("U16", "uint16", DataType.UINT16),
+    29: ElementType("F8_E4M3", "float8_e4m3fn", None),
+    30: ElementType("F8_E5M2", "float8_e5m2", None),
+    31: ElementType("F8_E4M3FNUZ", "float8_e4m3fnuz", None),
+    32: ElementType("F8_E5M2FNUZ", "float8_e5m2fnuz", None),
+    33: ElementType("F8_E8M0", "float8_e8m0fnu", None),
+    34: ElementType("U32", "uint32", DataType.UINT32),
+    35: ElementType("U64", "uint64", DataType.UINT64),
 }
 """By their numbers in torch.export archives (``torch._export.serde.schema.ScalarType``)."""
 
 UNSUPPORTED: dict[int, str] = {9: "complex32", 11: "complex128"}
 """Names of the types that exist in archives and that slots cannot have, for messages."""
 
-ELEMENT_TYPES = (*BY_CODE.values(), ElementType("F4", "float4_e2m1fn_x2", None, 1, packed=2))
+ELEMENT_TYPES = (*BY_CODE.values(), ElementType("F4", "float4_e2m1fn_x2", None, packed=2))
 """All that a weight can have. torch.export cannot write the last one, which torch keeps in pairs (safetensors' way: the
 last dimension counts elements, and torch's counts bytes)."""
+
+BY_SLOT = {element.slot: element for element in ELEMENT_TYPES}
+"""By safetensors' names, e.g. ``BF16``."""
 
 BY_TORCH = {element.torch: element for element in ELEMENT_TYPES}
 """By torch's names, e.g. ``bfloat16``."""

@@ -6,11 +6,13 @@ import logging
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from rebind.config.validation import MAX_THREADS, SWITCH_VALUES, is_thread_count
-from rebind.errors import ConfigInvalid, Fault
+from rebind.config.validation import SWITCH_VALUES, switch_faults, thread_count_faults
+from rebind.errors import ConfigInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from rebind.errors import Fault
 
 _JIT = ("disable_optimized_execution", "enable_tensor_fuser", "enable_jit_profiling", "enable_jit_executor")
 """Settings of TorchScript's graph executor, which other models do not have."""
@@ -40,7 +42,7 @@ class Settings:
         Raises :class:`rebind.errors.ConfigInvalid` with one fault for each value that cannot be read.
         """
         given = {field.name: parameters[key] for field in fields(cls) if (key := field.name.upper()) in parameters}
-        faults = [fault for name, text in given.items() if (fault := _fault(name, text)) is not None]
+        faults = [fault for name, text in given.items() for fault in _faults(name, text)]
         if faults:
             raise ConfigInvalid("parameters", faults)
         return cls(**{name: _value(name, text) for name, text in given.items()})
@@ -85,16 +87,11 @@ def _is_count(name: str) -> bool:
     return name.endswith("_thread_count")
 
 
-def _fault(name: str, text: str) -> Fault | None:
-    key = name.upper()
+def _faults(name: str, text: str) -> Iterator[Fault]:
     if _is_count(name):
-        if is_thread_count(text):
-            return None
-        remedy = 'give a whole number of threads as a string, e.g. "4"'
-        return Fault(key, f"'{text}' is no integer from 1 to {MAX_THREADS}", remedy)
-    if name == "enable_nvfuser" or text.lower() in SWITCH_VALUES:
-        return None
-    return Fault(key, f"failed to convert '{text}' to boolean", "give true or false")
+        yield from thread_count_faults(name.upper(), text)
+    elif name != "enable_nvfuser":
+        yield from switch_faults(name.upper(), text)
 
 
 def _value(name: str, text: str) -> Any:

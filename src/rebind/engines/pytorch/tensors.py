@@ -8,16 +8,39 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from rebind.errors import Fault
+from rebind.weights.slots import refusal, shown
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy.typing as npt
 
     from rebind.engines.pytorch.dtypes import ElementType
+    from rebind.weights.slots import Slot
+    from rebind.weights.store import WeightSet
 
 # Arrays decoded from requests are read-only, and plans were checked not to write to their inputs. Torch warns once in a
 # process about such an array; that one time is here.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     torch.from_numpy(np.frombuffer(b"\0", np.uint8))
+
+
+def check_weights(plan_key: str, slots: Iterable[Slot], weights: WeightSet) -> None:
+    """Checks that ``weights`` has a tensor of the right dtype and shape for each of ``slots``, as torch does not.
+
+    Raises :class:`rebind.errors.WeightsRefused` with all that it lacks or that do not fit.
+    """
+    faults = []
+    for slot in slots:
+        found = weights.tensors.get(slot.name)
+        if found is None:
+            faults.append(Fault(shown(slot.name), f"missing, expected {slot.info}"))
+        elif found.info != slot.info:
+            faults.append(Fault(shown(slot.name), f"expected {slot.info}, got {found.info}"))
+    if faults:
+        raise refusal(f"plan {plan_key}", faults)
 
 
 def weight_tensor(buffer: memoryview, element: ElementType, shape: tuple[int, ...]) -> torch.Tensor:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from rebind.weights.pickled import PickledObject, PickledTensor
 from rebind.weights.slots import shown
-from rebind.weights.strided import StridedTensor
+from rebind.weights.strided import StridedTensor, row_major_strides
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -98,7 +97,7 @@ class Attributes:
             assert path is not None
             slot = self.slots[name]
             if slot == tensor:
-                return View(path, name, tensor.shape, _row_major_strides(tensor.shape), 0)
+                return View(path, name, tensor.shape, row_major_strides(tensor.shape), 0)
             if slot.row_major and slot.dtype == tensor.dtype and slot.start <= tensor.start and tensor.end <= slot.end:
                 return View(path, name, tensor.shape, tensor.strides, tensor.offset - slot.offset)
         if names:
@@ -162,7 +161,3 @@ def _strided(archive: ScriptArchive, attribute: str, pickled: PickledTensor) -> 
     if problem:
         archive.refuse(shown(attribute), problem, "copy the file again")
     return tensor
-
-
-def _row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))

@@ -55,7 +55,7 @@ class TorchScript:
 
     def unavailable_reason(self) -> str | None:
         if importlib.util.find_spec("torch") is None:
-            return "torch is not installed: pip install 'rebind[torchscript]'"
+            return "torch is not installed: pip install 'rebind[torch]'"
         return None
 
     def limitation(self) -> str | None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rebind.engines.contract import Tier
-from rebind.engines.pytorch.dtypes import ELEMENT_TYPES
-from rebind.engines.pytorch.tensors import weight_tensor
+from rebind.engines.pytorch.dtypes import BY_SLOT
+from rebind.engines.pytorch.tensors import check_weights, weight_tensor
 from rebind.engines.torchscript.module import cpp_method
 from rebind.engines.torchscript.values import to_output, to_value
-from rebind.errors import Fault, Internal, InvalidArgument
-from rebind.weights.slots import refusal, shown
+from rebind.errors import Internal, InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,10 +22,7 @@ if TYPE_CHECKING:
     from rebind.engines.torchscript.module import CppModule
     from rebind.engines.torchscript.signature import Inputs
     from rebind.engines.torchscript.template import Template
-    from rebind.weights.slots import Slot
     from rebind.weights.store import WeightSet
-
-_ELEMENTS = {element.slot: element for element in ELEMENT_TYPES}
 
 
 class ScriptPlan:
@@ -65,9 +61,7 @@ class ScriptPlan:
 
         Slots that ``forward`` writes to become memory of the bound plan's own.
         """
-        faults = [fault for slot in self._used for fault in _misfits(slot, weights)]
-        if faults:
-            raise refusal(f"plan {self.key}", faults)
+        check_weights(self.key, self._used, weights)
         with self.execution.modes():
             module = self.template.copy(self._tensors(weights))
         return ScriptBoundPlan(self, weights, module)
@@ -78,7 +72,7 @@ class ScriptPlan:
         for slot in self._used:
             owner = slot.tied_to or slot.name
             if owner not in tensors:
-                tensor = weight_tensor(weights.buffer(slot.name), _ELEMENTS[slot.dtype], slot.shape)
+                tensor = weight_tensor(weights.buffer(slot.name), BY_SLOT[slot.dtype], slot.shape)
                 tensors[owner] = tensor.clone() if slot.name in self.state else tensor
             tensors[slot.name] = tensors[owner]
         return tensors
@@ -125,12 +119,3 @@ class ScriptBoundPlan:
             return self._forward(**arguments)
         except Exception as error:  # operators raise anything from IndexError to RuntimeError
             raise Internal(f"PyTorch execute failure: {error}") from error
-
-
-def _misfits(slot: Slot, weights: WeightSet) -> list[Fault]:
-    offered = weights.slots.by_name.get(slot.name)
-    if offered is None:
-        return [Fault(shown(slot.name), "missing")]
-    if offered.info == slot.info:
-        return []
-    return [Fault(shown(slot.name), f"expected {slot.info}, got {offered.info}")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from rebind.engines.torchscript.archive import ScriptArchive
@@ -11,7 +10,7 @@ from rebind.engines.torchscript.strip import write_weight_free
 from rebind.errors import AlreadyExists, Fault, ModelInvalid, StorageFailed
 from rebind.weights.script_module import WEIGHT_FREE
 from rebind.weights.strided import StridedSource
-from rebind.weights.writing import write_weights
+from rebind.weights.writing import write_weights, written_aside
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,14 +33,11 @@ def split(model_file: Path, directory: Path) -> tuple[Path, Path]:
         owners = {name: slot for name, slot in attributes.slots.items() if name not in attributes.ties}
         if not owners or WEIGHT_FREE in archive.members:
             raise ModelInvalid(str(model_file), [Fault("", "has no weights inside that could be split off")])
-        partial = plan_source.with_name(f".{plan_source.name}.partial-{os.getpid()}")
         try:
             directory.mkdir(parents=True, exist_ok=True)
             write_weights(StridedSource(str(model_file), archive.zip, owners, keeps_archive=True), weights)
-            write_weight_free(archive, attributes, partial)
-            partial.rename(plan_source)
+            with written_aside(plan_source) as path:
+                write_weight_free(archive, attributes, path)
         except OSError as error:
             raise StorageFailed(f"{directory}: cannot write the parts of the model: {error.strerror}") from error
-        finally:
-            partial.unlink(missing_ok=True)
     return plan_source, weights
