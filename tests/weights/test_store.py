@@ -147,6 +147,24 @@ class TestRefusal:
         with open_weights(save(path, {"mask": mask})) as source:
             assert_holds(store.put(slots, source).weights, {"mask": mask})
 
+    def test_weights_file_may_repeat_but_not_replace_what_is_infinite_in_the_graph(
+        self, store: WeightStore, path: Path, tmp_path: Path
+    ) -> None:
+        slots = SlotTable((Slot("mask", "F32", (2,), required=False),))
+        with open_weights(save(tmp_path / "graph.safetensors", {"mask": floats(0, -np.inf)})) as graphs:
+            with open_weights(save(path, {"mask": floats(0, -np.inf)})) as source:
+                assert store.put(slots, source, graphs).borrowed == ()
+            spoilt = save(path, {"mask": floats(np.nan, -np.inf)})
+            with open_weights(spoilt) as source, pytest.raises(WeightsRefused, match="'mask': 2 of its values are NaN"):
+                store.put(slots, source, graphs)
+
+    def test_what_came_from_the_model_file_is_told(self, store: WeightStore, path: Path, tmp_path: Path) -> None:
+        slots = SlotTable((Slot("a", "F32", (2,)), Slot("scale", "F32", (1,), required=False)))
+        save(path, {"a": floats(1, 2)})
+        save(tmp_path / "graph.safetensors", {"scale": floats(3)})
+        with open_weights(path) as source, open_weights(tmp_path / "graph.safetensors") as graphs:
+            assert store.put(slots, source, graphs).borrowed == ("scale",)
+
     def test_tensor_allowed_before_is_still_refused_where_it_is_not(self, store: WeightStore, path: Path) -> None:
         arrays = arrays_of(0, a=(100,))
         arrays["a"][7] = np.nan

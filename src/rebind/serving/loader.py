@@ -22,6 +22,7 @@ from rebind.serving.signature import Signature
 from rebind.serving.wanted import model_options
 from rebind.weights.formats import open_weights
 from rebind.weights.names import renamed
+from rebind.weights.slots import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from rebind.weights.store import PutResult, WeightSet, WeightStore
 
 _log = logging.getLogger(__name__)
+
+_MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,8 @@ class Loader:
         staged = self.stage(config, graph, self._first_plan(graph, log_stages(name, source.number)), source)
         self._exempt_modules_from_collection()
         _log_parameters(graph, len(config.instance_names))
+        if note := borrowed_note(staged.put):
+            _log.info("weights of '%s' version %d%s", name, source.number, note)
         return Loaded(source, config, graph, signature, staged, (time.monotonic() - started_s) * 1e3)
 
     def stage(
@@ -154,6 +159,15 @@ class Loader:
         if modules > self._exempt_modules:
             self._exempt_modules = modules
             gc.freeze()
+
+
+def borrowed_note(put: PutResult) -> str:
+    """For a line of the log: which weights are the model file's own, as the weights file lacks them; else ""."""
+    if not put.borrowed:
+        return ""
+    named = ", ".join(map(shown, put.borrowed[:_MOST_NAMED]))
+    more = len(put.borrowed) - _MOST_NAMED
+    return f"; from the model file: {named}" + (f" and {more} more" if more > 0 else "")
 
 
 def _log_parameters(graph: Graph, instances: int) -> None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rebind.errors import as_rebind_error
+from rebind.serving.loader import borrowed_note
 from rebind.serving.version import rebound
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rebind.repository.versions import VersionSource
     from rebind.serving.loader import Loader, Staged
     from rebind.serving.version import ModelVersion
+    from rebind.weights.store import PutResult
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +52,7 @@ class Refitter:
                 return
             version.step("validated")
             version.commit(_on_current_plan(version, staged), cause, (time.monotonic() - started_s) * 1e3)
-            _log_refit(version)
+            _log_refit(version, staged.put)
 
     async def _stage(self, version: ModelVersion, graph: Graph, source: VersionSource) -> Staged:
         plan, digest = version.generation.plan, version.generation.weights.digest
@@ -78,11 +80,11 @@ def _on_current_plan(version: ModelVersion, staged: Staged) -> Staged:
     return staged if staged.bounds[0].plan is plan else replace(staged, bounds=rebound(staged.bounds, plan))
 
 
-def _log_refit(version: ModelVersion) -> None:
+def _log_refit(version: ModelVersion, put: PutResult) -> None:
     generation, commit = version.generation, version.history[-1]
     label = f" ({generation.label})" if generation.label else ""
     _log.info(
-        "refitted '%s' version %d: generation %d%s in %.1f ms, %d bytes copied, %d shared",
+        "refitted '%s' version %d: generation %d%s in %.1f ms, %d bytes copied, %d shared%s",
         version.name,
         version.number,
         generation.number,
@@ -90,4 +92,5 @@ def _log_refit(version: ModelVersion) -> None:
         commit.refit_ms,
         commit.copied_bytes,
         commit.shared_bytes,
+        borrowed_note(put),
     )

@@ -72,11 +72,15 @@ class WeightSet:
 
 @dataclass(frozen=True, slots=True)
 class PutResult:
-    """A stored set, and which of its bytes were copied and which are shared with sets that were there before."""
+    """A stored set, and which of its bytes were copied and which are shared with sets that were there before.
+
+    ``borrowed`` are the slots that the weights file lacks and the model file filled, in the order of the table.
+    """
 
     weights: WeightSet
     copied_bytes: int
     shared_bytes: int
+    borrowed: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,7 @@ class WeightStore:
         fillings = list(_fillings(slots, source, fallback))
         with self._turn(slots):
             try:
-                return self._put(slots, source, fillings, allow_non_finite, _Progress(fillings, report))
+                return self._put(slots, source, fallback, fillings, allow_non_finite, _Progress(fillings, report))
             except BaseException as error:
                 # Whoever keeps the error, with its frames, would keep the half-filled memory.
                 traceback.clear_frames(error.__traceback__)
@@ -184,6 +188,7 @@ class WeightStore:
         self,
         slots: SlotTable,
         source: WeightsSource,
+        fallback: WeightsSource | None,
         fillings: Sequence[_Filling],
         allow_non_finite: bool,
         progress: _Progress,
@@ -196,14 +201,15 @@ class WeightStore:
         for file in {filling.origin.source for filling in fillings}:
             file.check_unchanged()
         if not allow_non_finite:
-            _refuse_non_finite(fillings, stored, source.subject)
+            _refuse_non_finite(fillings, stored, source, fallback)
         weights = WeightSet(
             slots, {slot.name: stored[index] for index, filling in enumerate(fillings) for slot in filling.slots}
         )
         with self._lock:
             self._sets.add(weights)
             self._tensors.update(stored.values())
-        return PutResult(weights, progress.total - shared_bytes, shared_bytes)
+        borrowed = tuple(filling.origin.name for filling in fillings if filling.origin.source is not source)
+        return PutResult(weights, progress.total - shared_bytes, shared_bytes, borrowed)
 
     def _find_shared(self, fillings: Sequence[_Filling]) -> dict[int, StoredTensor]:
         """By position, the fillings that are in memory already and are best taken from there."""
@@ -308,15 +314,29 @@ def _refuse_unequal_ties(fillings: Sequence[_Filling], subject: str) -> None:
         raise refusal(subject, faults)
 
 
-def _refuse_non_finite(fillings: Sequence[_Filling], stored: Mapping[int, StoredTensor], subject: str) -> None:
+def _refuse_non_finite(
+    fillings: Sequence[_Filling],
+    stored: Mapping[int, StoredTensor],
+    source: WeightsSource,
+    fallback: WeightsSource | None,
+) -> None:
     faults = [
         Fault(shown(filling.origin.name), f"{stored[index].non_finite} of its values are NaN or infinite", _IF_MEANT)
         for index, filling in enumerate(fillings)
-        # What the graph brings itself may be infinite: a causal mask is.
-        if stored[index].non_finite and any(slot.required for slot in filling.slots)
+        if stored[index].non_finite and not _is_the_graphs_own(filling, source, fallback)
     ]
     if faults:
-        raise refusal(subject, faults)
+        raise refusal(source.subject, faults)
+
+
+def _is_the_graphs_own(filling: _Filling, source: WeightsSource, fallback: WeightsSource | None) -> bool:
+    """What a graph brings itself may be infinite, as a causal mask is; weights files may repeat it, not replace it."""
+    if any(slot.required for slot in filling.slots):
+        return False
+    if filling.origin.source is not source or fallback is None:
+        return True
+    own = [Origin(fallback, slot.name) for slot in filling.slots if slot.name in fallback.tensors]
+    return all(same_tensor(filling.origin, origin) for origin in own)
 
 
 def _set_digest(slots: SlotTable, tensors: Mapping[str, StoredTensor]) -> str:
