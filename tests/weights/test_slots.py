@@ -59,17 +59,21 @@ def test_all_faults_are_reported_at_once() -> None:
             conv__weight=TensorInfo("F32", (8, 3, 5, 5), 2400),
             conv__bias=None,
             conv__bais=TensorInfo("F32", (8,), 32),
-            bn__num_batches_tracked=TensorInfo("I32", (), 4),
             embed__weight=TensorInfo("F32", (4, 10), 160),
         )
     )
     assert faults == [
         "'conv.weight': expected shape [8,3,3,3], got [8,3,5,5]",
-        "'bn.num_batches_tracked': expected dtype I64, got I32",
         "'embed.weight': expected F16 [10,4], got F32 [4,10]",
         "'conv.bias': missing, expected F32 [8]",
         "'conv.bais': unexpected: the model has no such slot; did you mean 'conv.bias'?",
     ]
+
+
+def test_what_the_graph_does_not_read_may_be_of_any_kind() -> None:
+    """It is dropped: `.wts` files have the count of batches as a float."""
+    for count in (TensorInfo("F32", (1,), 4, shaped=False), TensorInfo("I32", (), 4), None):
+        check(TABLE, offered(bn__num_batches_tracked=count), "model.wts")
 
 
 def test_either_name_of_a_tied_tensor_will_do_but_not_none() -> None:
