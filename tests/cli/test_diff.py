@@ -76,6 +76,21 @@ def test_unsigned_values_do_not_wrap(tmp_path: Path) -> None:
     assert change(tmp_path, a, b).max_absolute == 255.0
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "distance"),
+    [((1 << 53) + 1, 1 << 53, 1), (-(1 << 63), (1 << 63) - 1, (1 << 64) - 1), ((1 << 62) + 7, 1 << 62, 7)],
+)
+def test_large_whole_numbers_are_compared_exactly(tmp_path: Path, old: int, new: int, distance: int) -> None:
+    assert change(tmp_path, torch.tensor([old]), torch.tensor([new])).max_absolute == distance
+    assert change(tmp_path, torch.tensor([new]), torch.tensor([old])).max_absolute == distance
+
+
+def test_large_unsigned_numbers_are_compared_exactly(tmp_path: Path) -> None:
+    a, b = (torch.tensor([value], dtype=torch.uint64) for value in ((1 << 64) - 1, (1 << 64) - 2))
+
+    assert change(tmp_path, a, b).max_absolute == 1
+
+
 def test_float8_is_compared_as_bytes(tmp_path: Path) -> None:
     a = torch.tensor([1.0, 2.0, 3.0]).to(torch.float8_e4m3fn)
     b = torch.tensor([1.0, 2.5, 3.0]).to(torch.float8_e4m3fn)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from rebind.cli.convert import parse_size
 from rebind.weights.formats import open_weights
 from rebind.weights.writing import FORMATS, write_weights
+from tests.engines.models import PACKAGE_OPTIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -155,6 +160,24 @@ class TestConvert:
         with np.load(target) as arrays:
             assert len(arrays) == 6
 
+    def test_sigterm_leaves_nothing_behind(self, tmp_path: Path) -> None:
+        source, target = tmp_path / "in.safetensors", tmp_path / "out.wts"
+        header = json.dumps({"w": {"dtype": "F32", "shape": [1 << 30], "data_offsets": [0, 4 << 30]}}).encode()
+        with source.open("wb") as file:  # sparse
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + (4 << 30))
+        process = subprocess.Popen([sys.executable, "-m", "rebind.cli", "convert", source, target])
+        aside = tmp_path / ".out.wts.aside" / "out.wts"
+        try:
+            while not (aside.exists() and aside.stat().st_size):
+                assert process.poll() is None
+                time.sleep(0.01)
+            process.terminate()
+            assert process.wait(20) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+        assert [path.name for path in tmp_path.iterdir()] == ["in.safetensors"]
+
     def test_what_the_format_cannot_hold_is_named(self, source: Path, cli: Cli) -> None:
         code, _, err = cli("convert", source, source.with_name("out.wts"))
 
@@ -266,6 +289,70 @@ class TestInspectFile:
 
         assert (code, out) == (1, "")
         assert err.startswith(f"error: {source}: truncated")
+
+
+class Buffers(torch.nn.Module):
+    """A weight, and buffers that a compiled package does not call weights; ``persistent`` or not, it does not tell."""
+
+    def __init__(self, factor: float = 2.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(4, 4)
+        self.scale: torch.Tensor
+        self.register_buffer("scale", torch.full((4,), factor))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(x) * self.scale + torch.tensor([0.5, 1.5, 2.5, 3.5])
+        return result
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("packages") / "buffers.pt2"
+    exported = torch.export.export(Buffers().eval(), (torch.rand(2, 4),))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, about itself
+        torch._inductor.aoti_compile_and_package(exported, package_path=str(path), inductor_configs=PACKAGE_OPTIONS)
+    return path
+
+
+class TestBuffers:
+    """Buffers are weights also where a model file does not say so."""
+
+    def test_weights_of_a_package_are_its_state_dict(self, package: Path, cli: Cli, tmp_path: Path) -> None:
+        save_file(Buffers().state_dict(), tmp_path / "same.safetensors")
+        save_file(Buffers(3.0).state_dict(), tmp_path / "other.safetensors")
+
+        assert cli("diff", package, tmp_path / "same.safetensors")[0] == 0
+        code, out, _ = cli("diff", package, tmp_path / "other.safetensors")
+
+        assert code == 1
+        assert out.splitlines() == [
+            "~ 'scale': 4 of 4 values differ, by at most 1 (relative 0.333)",
+            "0 added, 0 removed, 0 of another dtype or shape, 1 with other values, 2 equal",
+        ]
+
+    def test_state_of_a_script_is_written(self, cli: Cli, tmp_path: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            torch.jit.save(torch.jit.script(Counts()), tmp_path / "counts.pt")
+
+        assert cli("convert", tmp_path / "counts.pt", tmp_path / "out.safetensors")[0] == 0
+        assert load_file(tmp_path / "out.safetensors").keys() == {"count", "weight"}
+
+
+class Counts(torch.nn.Module):
+    """Writes to a buffer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+        self.count: torch.Tensor
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return x * self.weight + self.count
 
 
 class TestDiff:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from torch import nn
 
@@ -40,7 +39,13 @@ from tests.engines.torchscript_models import (
     Stateful,
     Words,
     WritesToInput,
+    bind,
+    called,
+    floats,
     load,
+    numbers,
+    put,
+    same,
     script,
     trace,
 )
@@ -48,45 +53,12 @@ from tests.engines.torchscript_models import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rebind.engines.contract import BoundPlan, Graph
     from rebind.plans.cache import PlanCache
-    from rebind.weights.store import WeightSet
 
 
 @pytest.fixture
 def opener(plan_cache: PlanCache) -> Opener:
     return Opener(plan_cache)
-
-
-def floats(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(seed).standard_normal(shape, np.float32)
-
-
-def numbers(*values: float) -> np.ndarray[Any, Any]:
-    return np.array(values, np.float32)
-
-
-def put(graph: Graph, state: dict[str, torch.Tensor], path: Path) -> WeightSet:
-    safetensors.torch.save_file({name: tensor.clone().contiguous() for name, tensor in state.items()}, path)
-    with open_weights(path) as source, graph.embedded_weights() as embedded:
-        return WeightStore().put(graph.slots, source, embedded).weights
-
-
-def bind(graph: Graph, weights: WeightSet) -> BoundPlan:
-    plan = graph.cached_plan()
-    assert plan is not None
-    return plan.bind(weights)
-
-
-def called(module: Any, *inputs: Any) -> list[np.ndarray[Any, Any]]:
-    torch.set_num_threads(1)
-    with torch.inference_mode():
-        result = module(*(torch.from_numpy(i.copy()) if isinstance(i, np.ndarray) else i for i in inputs))
-    return [tensor.numpy().copy() for tensor in (result if isinstance(result, tuple) else (result,))]
-
-
-def same(answers: list[Any], expected: list[Any]) -> bool:
-    return [a.tobytes() for a in answers] == [e.tobytes() for e in expected]
 
 
 class TestState:
@@ -171,6 +143,25 @@ class TestSlots:
         bound = bind(graph, put(graph, state, tmp_path / "w.safetensors"))
         assert same(bound.execute([ids]), called(load(script(new, tmp_path / "new.pt")), ids))
 
+    def test_buffers_that_state_dicts_lack_come_from_the_model_file(self, opener: Opener, tmp_path: Path) -> None:
+        """Case T13."""
+        file, new = script(Rotary(), tmp_path / "model.pt"), Rotary()
+        graph = opener.open(file)
+        assert {slot.name for slot in graph.slots.slots if not slot.required} == {
+            "frequencies",
+            "norm.num_batches_tracked",
+        }
+        nn.init.uniform_(new.norm.running_mean)  # type: ignore[arg-type]
+        state, x = new.state_dict(), floats(3, 4)
+        assert "frequencies" not in state
+        del state["norm.num_batches_tracked"]
+        new.frequencies = load(file).frequencies
+        expected = called(load(script(new, tmp_path / "new.pt")), x)
+        assert same(bind(graph, put(graph, state, tmp_path / "w.safetensors")).execute([x]), expected)
+        for name in state:
+            with pytest.raises(WeightsRefused, match=rf"'{name}': missing"):
+                put(graph, {n: t for n, t in state.items() if n != name}, tmp_path / "bad.safetensors")
+
     def test_tied_names_share_one_tensor(self, opener: Opener, tmp_path: Path) -> None:
         graph = opener.open(script(Tied(), tmp_path / "m.pt"))
         assert graph.slots.by_name["outer.weight"].tied_to == "inner.weight"
@@ -224,6 +215,17 @@ class TestSlots:
         graph, x = opener.open(file), floats(3, 4)
         assert graph.slots.by_name["scores.weight"].required
         assert same(opener.bind(file).execute([x]), called(load(file), x))
+
+
+class Rotary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.frequencies: torch.Tensor
+        self.register_buffer("frequencies", torch.rand(4), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x) * self.frequencies
 
 
 class Tied(nn.Module):

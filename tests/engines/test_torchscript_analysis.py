@@ -12,6 +12,7 @@ from torch import nn
 
 from rebind.engines.torchscript.analysis import Effects, effects
 from rebind.engines.torchscript.module import cpp_module
+from tests.engines.real_models import SILERO_FILE
 
 
 def found(model: nn.Module) -> Effects | None:
@@ -225,6 +226,84 @@ def test_branches_that_are_never_taken_read_nothing() -> None:
     result = found(NeverRead())
     assert result is not None
     assert result.reads == {"weight"}
+
+
+class Residual(nn.Module):
+    """A block of a ResNet: in-place operators follow everything that has weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2))
+        self.body = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU6(inplace=True), nn.GroupNorm(2, 4))
+        self.pool = nn.AdaptiveAvgPool2d((1, 1))
+        self.head = nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(4, 8), nn.SiLU(inplace=True))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        y = self.body(x)
+        y += x
+        return self.head(torch.flatten(torch.relu_(self.pool(y)), 1)).clamp_(0, 1)
+
+
+class Attentive(nn.Module):
+    """A transformer, with embeddings that are scaled in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation="gelu")
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm = nn.LayerNorm(8)
+        self.positions = nn.Parameter(torch.rand(6, 8))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids).mul_(8**0.5)
+        x += self.positions[: ids.size(1)]
+        x = self.encoder(x)
+        return torch.relu_(self.norm(self.attention(x, x, x)[0].add_(x)))
+
+
+class Decoded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.InstanceNorm1d(4, affine=True, track_running_stats=True)
+        self.first = nn.GRU(4, 4, batch_first=True)
+        self.second = nn.LSTM(4, 4, bidirectional=True, batch_first=True)
+        self.cell = nn.LSTMCell(8, 4)
+        self.up = nn.ConvTranspose1d(4, 4, 2)
+        self.slope = nn.PReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.second(self.first(self.norm(x).relu_())[0].relu_())[0].relu_()
+        hidden = self.cell(x[:, 0])[0].relu_()
+        return self.slope(self.up(hidden.unsqueeze(2)).relu_()).add_(1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "example"),
+    [(Residual, torch.rand(2, 3, 8, 8)), (Attentive, torch.arange(8).view(2, 4)), (Decoded, torch.rand(2, 4, 4))],
+)
+@pytest.mark.parametrize("traced", [False, True])
+def test_models_whose_operators_work_in_place_on_results_write_nothing(
+    kind: type[nn.Module], example: torch.Tensor, traced: bool
+) -> None:
+    model = kind().eval()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = torch.jit.trace(model, example) if traced else torch.jit.script(model)
+    result = effects(cpp_module(module), "forward")
+    assert result is not None
+    assert result.writes == set()
+    assert result.written_arguments == set()
+
+
+def test_a_detector_of_speech_writes_its_state_only() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = effects(cpp_module(torch.jit.load(SILERO_FILE)), "forward")
+    assert result is not None
+    assert result.writes == {"_state", "_context", "_last_sr", "_last_batch_size"}
 
 
 class Recurrent(nn.Module):

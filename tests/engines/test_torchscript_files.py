@@ -17,7 +17,7 @@ from torch import nn
 
 from rebind.engines.torchscript.archive import ScriptArchive
 from rebind.engines.torchscript.attributes import Attributes
-from rebind.engines.torchscript.fingerprint import graph_digest
+from rebind.engines.torchscript.fingerprint import _Names, graph_digest
 from rebind.errors import Internal, ModelInvalid, RebindError, StorageFailed
 from tests.engines.tampering import rewrite
 from tests.engines.torchscript_models import Opener, Recurrent, Scaled, load, script, trace
@@ -59,6 +59,31 @@ class Scaler(nn.Module):
         return x * self.weight * self.constant + torch.tensor([1.0, 2.0, 3.0])
 
 
+def differences() -> list[nn.Module]:
+    """``first * weight - second`` with arguments whose names look generated: in each order, and other ones."""
+
+    class Net(nn.Module):
+        def forward(self, _1: torch.Tensor, _2: torch.Tensor) -> torch.Tensor:
+            return _1 * self.weight - _2  # type: ignore[operator]
+
+    first = Net
+
+    class Net(nn.Module):  # type: ignore[no-redef]
+        def forward(self, _2: torch.Tensor, _1: torch.Tensor) -> torch.Tensor:
+            return _2 * self.weight - _1  # type: ignore[operator]
+
+    second = Net
+
+    class Net(nn.Module):  # type: ignore[no-redef]
+        def forward(self, _1: torch.Tensor, _3: torch.Tensor) -> torch.Tensor:
+            return _1 * self.weight - _3  # type: ignore[operator]
+
+    models: list[nn.Module] = [first(), second(), Net()]
+    for model in models:
+        model.weight = nn.Parameter(torch.ones(2))
+    return models
+
+
 X = torch.ones(2, 4)
 
 
@@ -95,6 +120,29 @@ class TestDigest:
     @pytest.mark.parametrize("change", [{"constant": 0.25}, {"hidden": 6}])
     def test_everything_that_a_trace_sees_does(self, tmp_path: Path, change: dict[str, Any]) -> None:
         assert digest(trace(Net(), tmp_path / "a.pt", X)) != digest(trace(Net(**change), tmp_path / "b.pt", X))
+
+    def test_names_of_arguments_do_even_if_they_look_generated(self, tmp_path: Path) -> None:
+        files = [script(model, tmp_path / f"{i}.pt") for i, model in enumerate([*differences(), *differences()])]
+        digests = [digest(file) for file in files]
+        assert len(set(digests)) == 3
+        assert digests[:3] == digests[3:]
+
+    @pytest.mark.parametrize(
+        ("text", "other"),
+        [
+            ("def f(_1, _2):\n  _3 = _1\n  return _2\n", "def f(_2, _1):\n  _3 = _2\n  return _1\n"),
+            ("def f(_0, x):\n  _1 = x\n  return _0\n", "def f(_0, x):\n  _1 = x\n  return _1\n"),
+            ("def f(x):\n  _1 = x\n  _2 = 1\n  return _1\n", "def f(x):\n  _1 = x\n  _2 = 1\n  return _2\n"),
+            ("class C(Module):\n  _1 : int\n  _2 : float\n", "class C(Module):\n  _2 : int\n  _1 : float\n"),
+            ("class C(Module):\n  _1 : Final[int] = 1\n", "class C(Module):\n  _2 : Final[int] = 1\n"),
+        ],
+    )
+    def test_no_renaming_makes_two_codes_equal(self, text: str, other: str) -> None:
+        assert _Names().renamed(text) != _Names().renamed(other)
+
+    def test_generated_names_of_variables_do_not(self) -> None:
+        first = "def f(x):\n  _1 = x\n  _2 = _1\n  return _2\n"
+        assert _Names().renamed(first) == _Names().renamed(first.replace("_2", "_7").replace("_1", "_2"))
 
     def test_constants_of_a_graph_do(self, tmp_path: Path) -> None:
         file = trace(Net(), tmp_path / "a.pt", X)

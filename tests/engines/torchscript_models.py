@@ -7,11 +7,14 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import safetensors.torch
 import torch
 from torch import nn
 
 from rebind.engines.contract import EngineOptions, ModelOptions
 from rebind.engines.registry import engine
+from rebind.weights.formats import open_weights
 from rebind.weights.store import WeightStore
 
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
     from rebind.engines.contract import BoundPlan, Graph
     from rebind.plans.cache import PlanCache
+    from rebind.weights.store import WeightSet
 
 
 def script(model: nn.Module, path: Path) -> Path:
@@ -62,6 +66,37 @@ class Opener:
         assert plan is not None
         with graph.embedded_weights() as embedded:
             return plan.bind(WeightStore().put(graph.slots, embedded).weights)
+
+
+def floats(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def numbers(*values: float) -> np.ndarray[Any, Any]:
+    return np.array(values, np.float32)
+
+
+def put(graph: Graph, state: dict[str, torch.Tensor], path: Path) -> WeightSet:
+    safetensors.torch.save_file({name: tensor.clone().contiguous() for name, tensor in state.items()}, path)
+    with open_weights(path) as source, graph.embedded_weights() as embedded:
+        return WeightStore().put(graph.slots, source, embedded).weights
+
+
+def bind(graph: Graph, weights: WeightSet) -> BoundPlan:
+    plan = graph.cached_plan()
+    assert plan is not None
+    return plan.bind(weights)
+
+
+def called(module: Any, *inputs: Any) -> list[np.ndarray[Any, Any]]:
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        result = module(*(torch.from_numpy(i.copy()) if isinstance(i, np.ndarray) else i for i in inputs))
+    return [tensor.numpy().copy() for tensor in (result if isinstance(result, tuple) else (result,))]
+
+
+def same(answers: list[Any], expected: list[Any]) -> bool:
+    return [a.tobytes() for a in answers] == [e.tobytes() for e in expected]
 
 
 class Scaled(nn.Module):

@@ -189,6 +189,8 @@ def test_arguments_that_cannot_be(served: Path, trained: Path, tmp_path: Path) -
         publish(trained, served, -1)
     with pytest.raises(InvalidArgument, match=r"another format than WEIGHTS_FILENAME 'w\.npz'"):
         publish(trained, served, layout=Layout(weights_filename="w.npz"))
+    with pytest.raises(InvalidArgument, match=r"w\.pt ends as a model file does; call it \.pth, or name it in"):
+        publish(write(tmp_path / "w.pt"), served)
     for weight_map in ("{}", "[]", '{"t": "../a.safetensors"}'):
         index = write(tmp_path / "x.safetensors.index.json", f'{{"weight_map": {weight_map}}}')
         with pytest.raises(WeightsRefused, match="is no shard index"):

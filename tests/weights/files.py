@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +19,7 @@ from rebind.weights.formats import open_weights
 from rebind.weights.slots import Slot, SlotTable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import numpy.typing as npt
 
@@ -90,3 +93,25 @@ def refusal_of(path: Path, content: bytes | None = None) -> str:
     assert descriptors() == before
     assert str(path) in str(refused.value)
     return str(refused.value)
+
+
+@contextmanager
+def longest_silence_s() -> Iterator[list[float]]:
+    """How long the block keeps another thread from running at most, as the last of the list when it is done."""
+    found, done, started = [0.0], threading.Event(), threading.Event()
+
+    def tick() -> None:
+        before = time.perf_counter()
+        while not done.wait(0.001):
+            now = time.perf_counter()
+            found[0], before = max(found[0], now - before), now
+            started.set()
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    started.wait()
+    try:
+        yield found
+    finally:
+        done.set()
+        thread.join()

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rebind.errors import WeightsRefused
-from rebind.weights.header import parse_header
+from rebind.weights.header import MOST_JSON_BYTES, parse_header
 from rebind.weights.slots import DTYPES, TensorInfo
-from tests.weights.files import entry, raw_safetensors, read_by_library
+from tests.weights.files import entry, longest_silence_s, raw_safetensors, read_by_library
 
 
 def parse(header: Any, data_nbytes: int) -> dict[str, tuple[TensorInfo, int]]:
@@ -110,8 +110,41 @@ def test_what_is_no_header_is_refused(header: bytes, expected: str) -> None:
     assert expected in faults_of(header, 0)[0]
 
 
-def test_shape_of_a_million_dimensions_takes_no_time() -> None:
-    assert "more elements" in faults_of({"a": entry([1 << 62] * 1_000_000, 0, 4)}, 4)[0]
+def test_tensors_have_at_most_64_dimensions() -> None:
+    assert set(parse({"a": entry([1] * 64, 0, 4)}, 4)) == {"a"}
+    assert faults_of({"a": entry([1] * 65, 0, 4)}, 4) == ["'a': has 65 dimensions, more than 64"]
+    assert faults_of({"a": entry([1 << 9] * 1_000_000, 0, 4)}, 4) == ["'a': has 1000000 dimensions, more than 64"]
+
+
+NUMBER_OF_KEYS = 1 << 20
+HOSTILE = {
+    "keys": lambda: b"{" + b",".join(b'"%x":0' % number for number in range(NUMBER_OF_KEYS - 1)) + b"}",
+    "too many keys": lambda: b"{" + b",".join(b'"%x":0' % number for number in range(1_400_000)) + b"}",
+    "a shape": lambda: b'{"x":{"dtype":"F32","shape":[' + b"1," * (8 << 20) + b'1],"data_offsets":[0,4]}}',
+    "lists": lambda: b'{"x":[' + b"[]," * (5 << 20) + b"1]}",
+    "lists in lists": lambda: b'{"x":[' + (b"[" * 900 + b"]" * 900 + b",") * 9_000 + b"1]}",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_no_header_within_the_limit_keeps_other_threads_waiting_for_long(kind: str) -> None:
+    """Half a second when alone; a server answers nobody meanwhile."""
+    header = HOSTILE[kind]()
+    assert len(header) < MOST_JSON_BYTES + 100
+
+    with longest_silence_s() as silence:
+        faults_of(header, 4)
+
+    assert silence[-1] < 1.5
+
+
+def test_a_hundred_thousand_tensors_with_long_names_are_read() -> None:
+    count = 100_000
+    names = [f"model.layers[{number}].mlp.experts[{number}].down_proj.weight_scale" for number in range(count)]
+    header = json.dumps({name: entry([1, 1, 1], 4 * n, 4 * n + 4) for n, name in enumerate(names)}).encode()
+    assert MOST_JSON_BYTES * 0.7 < len(header) <= MOST_JSON_BYTES
+
+    assert len(parse(header, 4 * count)) == count
 
 
 sizes = st.integers(min_value=-2, max_value=9) | st.just(True) | st.just(1 << 62)

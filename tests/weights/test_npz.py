@@ -134,6 +134,9 @@ def test_elements_that_no_slot_has_are_refused(path: Path, array: Any, expected:
         (npy(float_header(f"({1 << 62},)"), bytes(8)), "but its header claims"),
         (npy(float_header("(-2,)"), bytes(8)), "whose shape or order makes no sense"),
         (npy(float_header("(True,)"), bytes(4)), "whose shape or order makes no sense"),
+        (npy(float_header(f"({'9' * 4200}, {'9' * 4200})"), bytes(8)), "whose shape or order makes no sense"),
+        (npy(float_header(f"(0, {1 << 100})")), "whose shape or order makes no sense"),
+        (npy(float_header(f"({'1,' * 65})"), bytes(4)), "whose shape or order makes no sense"),
         (npy(float_header("[2]"), bytes(8)), "whose shape or order makes no sense"),
         (npy(float_header("(2,)", "0"), bytes(8)), "whose shape or order makes no sense"),
         (npy(float_header(f"({'1,' * 100})"), bytes(4)), "whose shape or order makes no sense"),
@@ -160,6 +163,13 @@ def test_what_is_no_npz_is_refused(path: Path) -> None:
     with zipfile.ZipFile(target, "w") as zipped:
         zipped.writestr("readme.txt", b"text")
     assert "'readme.txt': is no array" in refusal_of(path, target.getvalue())
+
+
+@pytest.mark.parametrize("order", "<>")
+def test_bfloat16_of_any_byte_order_gets_the_hint(path: Path, order: str) -> None:
+    """numpy itself writes ``|V2``; other programs do not."""
+    header = f"{{'descr': '{order}V2', 'fortran_order': False, 'shape': (2,), }}\n"
+    assert "save bfloat16 and float8 as safetensors" in refusal_of(path, save_npy(a=npy(header, bytes(4))))
 
 
 def test_flipped_bytes_are_found(path: Path) -> None:

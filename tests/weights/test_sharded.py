@@ -90,3 +90,12 @@ def test_shard_replaced_while_read_is_refused(tmp_path: Path, index: Path) -> No
         (tmp_path / "two.safetensors").unlink()
         with pytest.raises(WeightsRefused, match="it is gone"):
             source.check_unchanged()
+
+
+def test_index_of_too_many_bytes_or_shards_is_refused_before_any_is_looked_for(tmp_path: Path) -> None:
+    few = write(tmp_path, {str(number): f"{number}.safetensors" for number in range(1024)})
+    assert "'0.safetensors': absent" in refusal_of(few)
+    many = write(tmp_path, {str(number): f"{number}.safetensors" for number in range(1025)})
+    assert refusal_of(many) == f"{many}: names 1025 shards, and an index at most 1024; save larger shards"
+    many.write_text('{"weight_map": {}}' + " " * (16 << 20))
+    assert "has 16777234 bytes, and an index at most 16777216" in refusal_of(many)

@@ -72,7 +72,7 @@ def test_all_faults_are_reported_at_once() -> None:
 
 def test_what_the_graph_does_not_read_may_be_of_any_kind() -> None:
     """It is dropped: `.wts` files have the count of batches as a float."""
-    for count in (TensorInfo("F32", (1,), 4, shaped=False), TensorInfo("I32", (), 4), None):
+    for count in (TensorInfo("F32", (1,), 4, shaped=False), TensorInfo("I32", (), 4)):
         check(TABLE, offered(bn__num_batches_tracked=count), "model.wts")
 
 

@@ -301,3 +301,11 @@ def test_damage_of_any_kind_is_refused_or_harmless(fuzzed: tuple[list[bytes], Pa
             assert all(len(read(source, name)) == info.nbytes for name, info in source.tensors.items())
     except WeightsRefused:
         return
+
+
+def test_an_expanded_tensor_is_refused_with_a_remedy(path: Path) -> None:
+    torch.save({"a": torch.ones(1).expand(100)}, path)
+    assert (
+        "'a': claims sizes [100] with strides [0], but its record has 4 bytes; save tensor.contiguous()"
+        in refusal_of(path)
+    )

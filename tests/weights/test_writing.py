@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import tempfile
 import tracemalloc
 from pathlib import Path
@@ -303,6 +305,7 @@ class TestRefusals:
         ("name", "suffix", "reason"),
         [
             ("two words", ".wts", "white space ends a name there"),
+            ("nul\0inside", ".wts", "and a NUL the file"),
             ("", ".wts", "white space ends a name there"),
             ("nul\0inside", ".npz", "a NUL ends a name there"),
             ("x" * 70_000, ".npz", "its name is too long for a zip archive"),
@@ -311,6 +314,52 @@ class TestRefusals:
     def test_names_that_a_format_cannot_have(self, tmp_path: Path, name: str, suffix: str, reason: str) -> None:
         with pytest.raises(WeightsRefused, match=reason):
             convert(save(tmp_path, {name: torch.ones(2)}), tmp_path / f"out{suffix}")
+
+    def test_wts_has_no_form_of_empty_float16_alone(self, tmp_path: Path) -> None:
+        """``x 1 0`` alone is one value of float32, 0; another tensor tells."""
+        empty, target = {"x": torch.empty(0, 3).half(), "y": torch.empty(0).half()}, tmp_path / "out.wts"
+
+        with pytest.raises(InvalidArgument, match="would read as F32 of one each"):
+            convert(save(tmp_path, empty), target)
+
+        assert names_in(tmp_path) == ["in.safetensors"]
+        convert(save(tmp_path, {**empty, "z": torch.empty(0)}), target)
+        with open_weights(target) as source:
+            assert {name: (info.dtype, info.nbytes) for name, info in source.tensors.items()} == {
+                "x": ("F16", 0),
+                "y": ("F16", 0),
+                "z": ("F32", 0),
+            }
+
+    @pytest.mark.parametrize("overwrite", [False, True])
+    @pytest.mark.parametrize("name", ["out.npz", f"out{INDEX}", "out-00001-of-00001.safetensors"])
+    def test_a_directory_in_the_place_of_a_file_is_found_before_anything_is_written(
+        self, tmp_path: Path, name: str, overwrite: bool
+    ) -> None:
+        source = save(tmp_path, {"w": torch.ones(1)})
+        (tmp_path / name).mkdir()
+
+        with pytest.raises(InvalidArgument, match=re.escape(f"{tmp_path / name} is a directory")):
+            convert(source, tmp_path / (name if name.endswith(".npz") else f"out{INDEX}"), overwrite=overwrite)
+
+        assert names_in(tmp_path) == ["in.safetensors", name]
+
+    def test_no_more_shards_than_are_read(self, tmp_path: Path) -> None:
+        tensors = {str(number): torch.ones(1) for number in range(1025)}
+
+        with pytest.raises(InvalidArgument, match="would have 1025 shards, more than 1024: allow larger ones"):
+            convert(save(tmp_path, tensors), tmp_path / f"out{INDEX}", most_shard_bytes=4)
+
+    @pytest.mark.parametrize("suffix", [".safetensors", INDEX])
+    def test_no_longer_header_than_is_read(self, tmp_path: Path, suffix: str) -> None:
+        torch.save({f"{number}{'x' * 50_000}": torch.ones(1) for number in range(340)}, tmp_path / "in.pt")
+
+        with pytest.raises(
+            InvalidArgument, match=r"its header cannot be written: it has 170\d+ bytes, of 16777216 at most"
+        ):
+            convert(tmp_path / "in.pt", tmp_path / f"out{suffix}")
+
+        assert names_in(tmp_path) == ["in.pt"]
 
     @pytest.mark.parametrize("shape", [[2, 3], [3, 2, 1]])
     def test_torch_has_pairs_of_float4_only(self, tmp_path: Path, shape: list[int]) -> None:
@@ -362,6 +411,58 @@ class TestRefusals:
     def test_a_directory_that_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(StorageFailed, match=r"cannot write .*/gone/out\.pt .*: No such file or directory"):
             convert(save(tmp_path, {"w": torch.ones(1)}), tmp_path / "gone" / "out.pt")
+
+
+KILLED = """
+import os, pathlib, sys
+from rebind.weights.formats import open_weights
+from rebind.weights.writing import write_weights
+
+renames = int(sys.argv[3])
+
+def replace(old, new, replace=pathlib.Path.replace):
+    global renames
+    renames -= 1
+    if renames < 0:
+        os.kill(os.getpid(), 9)
+    return replace(old, new)
+
+pathlib.Path.replace = replace
+with open_weights(pathlib.Path(sys.argv[1])) as source:
+    write_weights(source, pathlib.Path(sys.argv[2]), overwrite=True, most_shard_bytes=40)
+"""
+
+
+class TestKilled:
+    @pytest.mark.parametrize("renames", [0, 1, 2])
+    def test_no_index_names_shards_of_different_makes(self, tmp_path: Path, renames: int) -> None:
+        index = tmp_path / f"out{INDEX}"
+        old, new = ({"a": torch.full((10,), value), "b": torch.full((10,), value)} for value in (1.0, 2.0))
+        convert(save(tmp_path, old), index, most_shard_bytes=40)
+        source = save(tmp_path, new, "new.safetensors")
+
+        ended = subprocess.run([sys.executable, "-c", KILLED, source, index, str(renames)], check=False)
+
+        assert ended.returncode == -9
+        assert not index.exists() or load_index(index)["a"][0] == load_index(index)["b"][0]
+        convert(source, index, overwrite=True, most_shard_bytes=40)
+        assert_same(load_index(index), new)
+        shards = [f"out-0000{n}-of-00002.safetensors" for n in (1, 2)]
+        assert names_in(tmp_path) == sorted(["in.safetensors", source.name, index.name, *shards]), (
+            "what it left is gone"
+        )
+
+    def test_two_that_write_the_same_file_do_not_meet(self, tmp_path: Path) -> None:
+        source, target = save(tmp_path, {"w": torch.ones(4)}), tmp_path / "out.npz"
+
+        def write_again(_done: int, _total: int) -> None:
+            with pytest.raises(StorageFailed, match=re.escape(f"another process is writing {target}")):
+                convert(source, target)
+
+        convert(source, target, report=write_again)
+
+        assert_same(load_npz(target), {"w": torch.ones(4)})
+        assert names_in(tmp_path) == ["in.safetensors", "out.npz"]
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

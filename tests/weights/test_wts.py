@@ -14,7 +14,7 @@ from rebind.errors import WeightsRefused
 from rebind.weights.formats import open_weights
 from rebind.weights.slots import Slot, SlotTable, TensorInfo
 from rebind.weights.store import WeightStore
-from tests.weights.files import floats, read, refusal_of
+from tests.weights.files import floats, longest_silence_s, read, refusal_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,6 +98,23 @@ def test_what_makes_no_sense_is_refused_by_line(path: Path, text: str, expected:
 
 def test_name_that_is_no_text_is_refused(path: Path) -> None:
     assert "line 2: has a name that is no valid Unicode text" in refusal_of(path, b"1\n\xff 1 0\n")
+
+
+def test_a_hole_of_any_size_is_refused_at_its_first_byte(path: Path) -> None:
+    with path.open("wb") as file:  # sparse
+        file.write(b"2\na 1 0\nx 5 ")
+        file.truncate(4 << 40)
+    assert f"{path}: is no text: it has a NUL at byte 12; copy it again" in refusal_of(path)
+
+
+def test_short_values_are_read_fast_and_let_other_threads_run(path: Path) -> None:
+    count = 10_000_000
+    path.write_bytes(b"1\nx %d " % count + b"0 " * (count - 1) + b"1f")
+    began = time.process_time()
+    with longest_silence_s() as silence, open_weights(path) as source:
+        assert np.frombuffer(read(source, "x"), np.uint32)[-2:].tolist() == [0, 0x1F]
+    assert silence[-1] < 0.5
+    assert time.process_time() - began < 2  # 0.2 s when alone
 
 
 def test_store_gives_tensors_the_shapes_of_the_slots(path: Path) -> None:

@@ -105,8 +105,8 @@ class _Comparison:
         self._itemsize = _itemsize(info.dtype)
         self._changed = 0
         self._nan = 0
-        self._largest = np.zeros(2)
-        """The absolute and the relative difference."""
+        self._absolute: float = 0
+        self._relative: float = 0
 
     def steps(self, a: WeightsSource, b: WeightsSource) -> Iterator[int]:
         """Compares chunk after chunk; yields the bytes of each."""
@@ -127,13 +127,14 @@ class _Comparison:
             before, after = (_numbers(self._info.dtype, side[differs]) for side in (old, new))
             nan = np.isnan(before) | np.isnan(after)
             self._nan += int(nan.sum())
-            self._largest = np.maximum(self._largest, _largest_differences(before[~nan], after[~nan]))
+            absolute, relative = _largest_differences(before[~nan], after[~nan])
+            self._absolute, self._relative = max(self._absolute, absolute), max(self._relative, relative)
 
     def result(self) -> ValueChange | None:
         """What was found; None when both are equal."""
         if not self._changed:
             return None
-        absolute, relative = self._largest.tolist() if _is_numeric(self._info.dtype) else (None, None)
+        absolute, relative = (self._absolute, self._relative) if _is_numeric(self._info.dtype) else (None, None)
         return ValueChange(
             self._name, self._info.nbytes // self._itemsize, self._changed, absolute, relative, self._nan
         )
@@ -148,21 +149,35 @@ def _itemsize(dtype: str) -> int:
 
 
 def _numbers(dtype: str, elements: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
-    """Elements given as bytes ``[n, itemsize]`` as doubles, or complex doubles, ``[n]``."""
+    """Elements given as bytes ``[n, itemsize]`` as whole numbers, doubles, or complex doubles, ``[n]``."""
     if dtype == "BF16":
         # A bfloat16 is the upper half of a float32.
         return (elements.view("<u2")[:, 0].astype("<u4") << 16).view("<f4").astype(np.float64)
     values = elements.view(_NUMPY[dtype])[:, 0]
-    return values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
+    return values if values.dtype.kind in "iu" else values.astype(np.result_type(values, np.float64))
 
 
 def _largest_differences(old: npt.NDArray[Any], new: npt.NDArray[Any]) -> tuple[float, float]:
-    """The largest absolute and relative difference of numbers that differ in their bits and are not NaN; 0 of none."""
+    """The largest absolute and relative difference of numbers that differ in their bits and are not NaN; 0 of none.
+
+    The absolute one of whole numbers is exact, and an int.
+    """
+    wide = np.result_type(old, np.float64)
     with np.errstate(all="ignore"):  # infinities are what the result is to show
-        absolute = np.abs(old - new)
-        # Complex numbers with one infinite part in common.
-        absolute[np.isnan(absolute)] = np.inf
-        scale = np.maximum(np.abs(old), np.abs(new))
+        absolute = _distances(old, new)
+        scale = np.maximum(np.abs(old.astype(wide)), np.abs(new.astype(wide)))
         # 0 against -0 differs in its bits, and is no distance apart; infinity against infinity would have no ratio.
         relative = np.select([absolute == 0, np.isinf(absolute)], [0.0, np.inf], absolute / scale)
-    return float(absolute.max(initial=0.0)), float(relative.max(initial=0.0))
+    return absolute.max(initial=0).item(), relative.max(initial=0).item()
+
+
+def _distances(old: npt.NDArray[Any], new: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """|old - new| of each pair."""
+    if old.dtype.kind in "iu":
+        # Modulo 2^64, and so exact: no two lie farther apart.
+        larger, smaller = np.maximum(old, new), np.minimum(old, new)
+        return np.asarray(larger.astype(np.uint64) - smaller.astype(np.uint64))
+    distances = np.asarray(np.abs(old - new))
+    # Complex numbers with one infinite part in common.
+    distances[np.isnan(distances)] = np.inf
+    return distances

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import signal
+import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rebind.weights.source import WeightsSource
 
 _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
@@ -55,7 +60,7 @@ def convert(
     if max_shard_size is not None and not target.name.endswith(INDEX_SUFFIX):
         raise typer.BadParameter(f"--max-shard-size is for targets that end with {INDEX_SUFFIX}")
     most = MOST_SHARD_BYTES if max_shard_size is None else parse_size(max_shard_size)
-    with open_source(source) as weights, byte_progress("converting") as progress:
+    with _ended_by_sigterm(), open_source(source) as weights, byte_progress("converting") as progress:
         try:
             written = write_weights(weights, target, overwrite=force, most_shard_bytes=most, report=progress)
         except AlreadyExists as error:
@@ -64,6 +69,20 @@ def convert(
             _warn_of_lost_shapes(weights)
     for part in written:
         typer.echo(f"{part.path}: {count_of(part.tensors, 'tensor')}, {format_bytes(part.nbytes)}")
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that nothing of what is half written stays."""
+
+    def end(number: int, _frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _warn_of_lost_shapes(weights: WeightsSource) -> None:

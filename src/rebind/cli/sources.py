@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,11 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from rebind.engines.contract import Engine
+    from rebind.engines.contract import Engine, Graph
+    from rebind.weights.slots import Slot
     from rebind.weights.source import WeightsSource
 
 _TORCHSCRIPT = "/constants.pkl"
 """How the name of a record ends that TorchScript files have, and state dicts with the same suffix have not."""
+
+_CONSTANT = re.compile(r"(.*\.)?(lifted_tensor_|_tensor_constant|constant)\d+", re.DOTALL)
+"""What torch.export and its compiler call tensors that the code made; a user's have the names of attributes."""
 
 
 @contextmanager
@@ -38,12 +43,23 @@ def open_source(path: Path) -> Iterator[WeightsSource]:
         return
     graph = _engine_for(path).open(path, EngineOptions(PlanCache(default_plan_cache_dir())))
     with graph.embedded_weights() as embedded:
-        # Neither tied tensors twice, nor constants of the graph; counters that it does not read are in state dicts too.
-        wanted = [slot for slot in graph.slots.slots if slot.tied_to is None and (slot.required or not slot.used)]
-        found = [slot.name for slot in wanted if slot.name in embedded.tensors]
-        if wanted and not found:
+        wanted = [group for group in graph.slots.tensors if any(_is_weight(slot, graph) for slot in group)]
+        found = [[slot.name for slot in group if slot.name in embedded.tensors] for group in wanted]
+        names = [group[0] for group in found if group]  # tied tensors once
+        if wanted and not names:
             raise ModelInvalid(str(path), [Fault("", "has no weights inside", "name its weights file instead")])
-        yield selected(embedded, found)
+        yield selected(embedded, names)
+
+
+def _is_weight(slot: Slot, graph: Graph) -> bool:
+    """Whether a weights file for the model has this tensor; one that need not be there may be state, or a constant.
+
+    A graph that is compiled knows the state dict: what is optional and used is not in it. Other model files do not
+    tell buffers that a state dict has from those that it lacks; there, constants of the code go by their names alone.
+    """
+    if slot.required or not slot.used:
+        return True
+    return not graph.compiles and _CONSTANT.fullmatch(slot.name) is None
 
 
 def _is_model_file(path: Path) -> bool:

@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 
 INDEX_SUFFIX = ".safetensors.index.json"
 LABEL_CHARACTERS = 256
-_JSON_BYTES = 64 << 20
-"""No index or manifest is larger: 64 MiB name half a million tensors."""
+_JSON_BYTES = 16 << 20
+_SIGNS = 1 << 20
+"""No index or manifest has more bytes, or more colons and opening brackets; those of weights' readers are the same.
+
+They name more than 100,000 tensors. Python's parser lets no other thread run until it is done.
+"""
+_MOST_SHARDS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,8 @@ def shard_names(index_file: Path) -> frozenset[str]:
     """The shards that a shard index names; none when the file is no such index (whoever reads its weights says why)."""
     try:
         document: Any = _read_json(index_file)
-        return frozenset(map(str, document["weight_map"].values()))
+        names = frozenset(map(str, document["weight_map"].values()))
+        return names if len(names) <= _MOST_SHARDS else frozenset()
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return frozenset()
 
@@ -92,8 +98,8 @@ def _read_json(path: Path) -> object:
     # O_NONBLOCK: opening a FIFO must not wait for a writer.
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
         text = file.read(_JSON_BYTES + 1)
-    if len(text) > _JSON_BYTES:
-        raise ValueError(f"{path} is larger than {_JSON_BYTES} bytes")
+    if len(text) > _JSON_BYTES or sum(map(text.count, (b":", b"[", b"{"))) > _SIGNS:
+        raise ValueError(f"{path} is too large")
     return json.loads(text)
 
 

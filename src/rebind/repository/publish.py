@@ -143,13 +143,20 @@ def _target_name(weights_file: Path, model: ModelDirectory, number: int, layout:
     names = layout.weights_names(plan_file.name)
     name = next((name for name in names if weights_suffix(name) == suffix), None)
     if name is None:
-        raise InvalidArgument(f"{weights_file} is of another format than WEIGHTS_FILENAME '{layout.weights_filename}'")
+        raise InvalidArgument(f"{weights_file} {_no_name(layout)}")
     there = model.versions[number].files if number in model.versions else frozenset()
     rivals = [rival for rival in names if rival in there and rival != name]
     if rivals:
         problem = f"holds weights {', '.join(rivals)}, which would compete with {name}"
         raise RepositoryInvalid(str(model.versions[number].path), [Fault("", problem, "remove it, or add a version")])
     return name
+
+
+def _no_name(layout: Layout) -> str:
+    """Why a weights file of its format cannot lie in a version directory."""
+    if layout.weights_filename:
+        return f"is of another format than WEIGHTS_FILENAME '{layout.weights_filename}'"
+    return "ends as a model file does; call it .pth, or name it in the parameter WEIGHTS_FILENAME of config.pbtxt"
 
 
 def _stage(sources: list[Path], target: Path, label: str | None, count: Callable[[int], None]) -> Manifest:

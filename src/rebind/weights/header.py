@@ -16,10 +16,23 @@ from rebind.errors import Fault
 from rebind.weights.slots import DTYPES, TensorInfo, refusal, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 Records: TypeAlias = "Mapping[str, tuple[TensorInfo, int]]"
 """Tensors by name, each with the byte at which it begins."""
+
+MOST_JSON_BYTES = 16 << 20
+"""Of a header or an index: enough for more than 100,000 tensors.
+
+Python's parser keeps all other threads from running until it is done: under a second for the worst text within this
+limit and the next, and ten for the 100 MB that safetensors' library allows, in which a server would answer nobody.
+"""
+
+_MOST_SIGNS = 1 << 20
+"""Colons and opening brackets, of which a tensor has 7: what they stand for takes the parser longest."""
+
+MOST_RANK = 64
+"""Dimensions of one tensor, as many as numpy and torch have."""
 
 _MOST_ELEMENTS = 1 << 63  # beyond any file; bounds the arithmetic on shapes
 
@@ -53,8 +66,10 @@ def parse_header(header: bytes, data_nbytes: int, subject: str) -> Records:
 def load_object(text: bytes, subject: str) -> tuple[dict[str, Any], list[str]]:
     """The JSON object ``text``, and the keys that are twice in it or in an object within it.
 
-    Raises :class:`rebind.errors.WeightsRefused` for what is no JSON object of UTF-8, or is nested beyond reason.
+    Raises :class:`rebind.errors.WeightsRefused` for what is no JSON object of UTF-8, or larger or deeper than is read.
     """
+    if problem := size_problem(text):
+        raise refusal(subject, [Fault("header", problem)])
     duplicates: list[str] = []
 
     def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -72,6 +87,14 @@ def load_object(text: bytes, subject: str) -> tuple[dict[str, Any], list[str]]:
     if not isinstance(document, dict) or not text.startswith(b"{"):
         raise refusal(subject, [Fault("header", "must be a JSON object and begin with '{'")])
     return document, duplicates
+
+
+def size_problem(text: bytes) -> str:
+    """Why such a header or index is not read; "" if it is."""
+    if len(text) > MOST_JSON_BYTES:
+        return f"has {len(text)} bytes, of {MOST_JSON_BYTES} at most"
+    signs = sum(map(text.count, (b":", b"[", b"{")))
+    return f"has {signs} colons and opening brackets, of {_MOST_SIGNS} at most" if signs > _MOST_SIGNS else ""
 
 
 def _refuse_constant(name: str) -> None:
@@ -92,9 +115,11 @@ def _record(name: str, entry: object) -> tuple[TensorInfo, int]:
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise _Invalid(f"unknown dtype {shown(str(dtype))}")
-    if not _is_sizes(shape):
+    if isinstance(shape, list) and len(shape) > MOST_RANK:
+        raise _Invalid(f"has {len(shape)} dimensions, more than {MOST_RANK}")
+    if not (isinstance(shape, list) and is_sizes(shape)):
         raise _Invalid("its shape must be a list of whole numbers, none negative")
-    if not _is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+    if not (isinstance(offsets, list) and len(offsets) == 2 and is_sizes(offsets)) or offsets[0] > offsets[1]:
         raise _Invalid("its data_offsets must be two whole numbers, begin and end")
     begin, end = offsets
     nbytes = _nbytes(dtype, shape)
@@ -112,9 +137,9 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _is_sizes(value: object) -> TypeGuard[list[int]]:
-    """A list of ints from 0 up to 2^63; ``true`` is no int here, though Python says so."""
-    return isinstance(value, list) and all(type(size) is int and 0 <= size < _MOST_ELEMENTS for size in value)
+def is_sizes(values: Iterable[object]) -> bool:
+    """Whether all are ints from 0 up to 2^63; ``true`` is no int here, though Python says so."""
+    return all(type(size) is int and 0 <= size < _MOST_ELEMENTS for size in values)
 
 
 def _nbytes(dtype: str, shape: list[int]) -> int:

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from rebind.errors import Fault
+from rebind.weights.header import MOST_RANK, is_sizes
 from rebind.weights.slots import NUMPY_DTYPES, refusal, shown, tensor_nbytes
 from rebind.weights.strided import StridedSource, StridedTensor, row_major_strides
 from rebind.weights.zipped import ZipArchive
@@ -24,7 +25,6 @@ _MAGIC = b"\x93NUMPY"
 _LENGTH_BYTES = {1: 2, 2: 4, 3: 4}
 _MOST_HEADER_BYTES = 10_000
 """As numpy limits it: the parser of Python's syntax must not be fed with more from strangers."""
-_MOST_RANK = 64
 _SUFFIX = ".npy"
 _NAMES = {numpy: name for name, numpy in NUMPY_DTYPES.items()}
 
@@ -98,12 +98,7 @@ def _parse_header(text: str) -> tuple[object, bool, tuple[int, ...]]:
     if not isinstance(header, dict) or header.keys() != {"descr", "fortran_order", "shape"}:
         raise _Invalid("has a header other than numpy writes")
     shape, is_fortran = header["shape"], header["fortran_order"]
-    if (
-        type(is_fortran) is not bool
-        or type(shape) is not tuple
-        or len(shape) > _MOST_RANK
-        or not all(type(size) is int and size >= 0 for size in shape)
-    ):
+    if type(is_fortran) is not bool or type(shape) is not tuple or len(shape) > MOST_RANK or not is_sizes(shape):
         raise _Invalid("has a header whose shape or order makes no sense")
     return header["descr"], is_fortran, shape
 
@@ -113,9 +108,9 @@ def _unsupported(descr: object) -> _Invalid:
     text = str(descr)
     if "O" in text:
         return _Invalid("is an array of Python objects, which would have to be executed", "save arrays of numbers")
-    if text.startswith(">"):
-        return _Invalid(f"is big-endian ({shown(text)})", f"save array.astype({'<' + text[1:]!r})")
-    if text.startswith("|V"):
+    if text[1:2] == "V":
         remedy = "save bfloat16 and float8 as safetensors; numpy loses their names"
         return _Invalid(f"has elements of a dtype that the file does not tell ({shown(text)})", remedy)
+    if text.startswith(">"):
+        return _Invalid(f"is big-endian ({shown(text)})", f"save array.astype({'<' + text[1:]!r})")
     return _Invalid(f"has the dtype {shown(text)}, which weights cannot have", "convert it with array.astype()")

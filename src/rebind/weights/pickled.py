@@ -12,7 +12,7 @@ The opcodes are those of ``pickletools``.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rebind.errors import Fault
@@ -21,6 +21,7 @@ from rebind.weights.torch_globals import (
     CALLS,
     SCRIPT_CLASSES,
     Global,
+    PickledObject,
     PickledTensor,
     Refused,
     check_known,
@@ -43,26 +44,16 @@ _LONGEST_INTEGER = 16
 """Bytes; the magic number of old files has ten."""
 
 
-@dataclass(slots=True, eq=False)
-class PickledObject:
-    """An object of a TorchScript class: its qualified name (``__torch__.net.Net``) and its attributes by name.
-
-    What is not described by attributes (a class with ``__getstate__``, an enum) has its state in ``state[""]``.
-    """
-
-    class_name: str
-    state: dict[Any, Any] = field(default_factory=dict)
-
-
-def load_pickle(data: bytes, subject: str, where: str) -> Any:
+def load_pickle(data: bytes, subject: str, where: str, *, quantized: bool = False) -> Any:
     """The value of the pickle ``data``: plain Python values, :class:`PickledTensor`, :class:`PickledObject`.
 
     ``subject`` is the file for messages; ``where`` the name of the pickle in it (``archive/data.pkl``), and without
     ``.pkl`` the directory of the records that tensors name (``archive/data/0``). Containers that are shared in the
     pickle are shared in the result, which may even contain itself: who walks it has to bound the walk. Raises
-    :class:`rebind.errors.WeightsRefused` for anything but data, and for what is damaged.
+    :class:`rebind.errors.WeightsRefused` for anything but data, and for what is damaged. Tensors that are ``quantized``
+    are data only if that is said.
     """
-    return load_one_pickle(data, 0, subject, where).value
+    return load_one_pickle(data, 0, subject, where, quantized=quantized).value
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +65,9 @@ class Loaded:
     storages: Mapping[str, str | None]
 
 
-def load_one_pickle(data: bytes, start: int, subject: str, where: str) -> Loaded:
+def load_one_pickle(data: bytes, start: int, subject: str, where: str, *, quantized: bool = False) -> Loaded:
     """The pickle that begins at ``start``, whatever follows it; otherwise as :func:`load_pickle`."""
-    interpreter = _Interpreter(data, start, where.removesuffix(".pkl"))
+    interpreter = _Interpreter(data, start, where.removesuffix(".pkl"), quantized=quantized)
     try:
         return Loaded(interpreter.run(), interpreter.position, interpreter.storages)
     except Refused as refused:
@@ -92,11 +83,12 @@ _MARK = object()
 class _Interpreter:
     """One run over ``data``, from ``position`` on."""
 
-    def __init__(self, data: bytes, position: int, directory: str) -> None:
+    def __init__(self, data: bytes, position: int, directory: str, *, quantized: bool) -> None:
         self.position = position
         self.storages: dict[str, str | None] = {}
         self._data = data
         self._directory = directory
+        self._quantized = quantized
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
 
@@ -146,7 +138,7 @@ class _Interpreter:
     def push_global(self) -> None:
         module, name = self._line(), self._line()
         known = Global(f"{module}.{name}")
-        check_known(known.name)
+        check_known(known.name, quantized=self._quantized)
         self.push(known)
 
     def _line(self) -> str:

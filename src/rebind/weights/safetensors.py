@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rebind.errors import Fault
-from rebind.weights.header import parse_header
+from rebind.weights.header import MOST_JSON_BYTES, parse_header
 from rebind.weights.pinned import PinnedFile
 from rebind.weights.slots import refusal, shown
 from rebind.weights.source import WeightsSource
@@ -15,7 +15,6 @@ from rebind.weights.source import WeightsSource
 if TYPE_CHECKING:
     from rebind.weights.header import Records
 
-_MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _LENGTH_BYTES = 8
 
 
@@ -67,8 +66,10 @@ def _header_nbytes(file: PinnedFile) -> int:
     if file.nbytes < _LENGTH_BYTES:
         raise file.refusal(f"has {file.nbytes} bytes, too few for a safetensors file")
     nbytes = int.from_bytes(file.read(0, _LENGTH_BYTES), "little")
-    if nbytes > _MOST_HEADER_BYTES:
-        raise file.refusal(f"is no safetensors file: its header would take {nbytes} bytes")
+    if nbytes > MOST_JSON_BYTES:
+        raise file.refusal(
+            f"is no safetensors file, or its header is too long: {nbytes} bytes, of {MOST_JSON_BYTES} at most"
+        )
     if nbytes > file.nbytes - _LENGTH_BYTES:
         raise file.refusal(f"truncated: its header takes {nbytes} bytes, the file has {file.nbytes}")
     return nbytes

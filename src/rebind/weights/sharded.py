@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rebind.errors import Fault, WeightsRefused
-from rebind.weights.header import is_text_map, load_object
+from rebind.weights.header import MOST_JSON_BYTES, is_text_map, load_object
 from rebind.weights.pinned import PinnedFile
 from rebind.weights.safetensors import open_safetensors
 from rebind.weights.slots import refusal, shown
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from rebind.weights.safetensors import RecordSource
 
-_MOST_INDEX_BYTES = 100_000_000
+MOST_SHARDS = 1024
+"""Of one index. Each takes a look-up of its name, and a descriptor for as long as the source is open."""
 
 
 class ShardedSource(WeightsSource):
@@ -75,8 +76,8 @@ def open_sharded(path: Path) -> ShardedSource:
 def _weight_map(index: PinnedFile) -> Mapping[str, str]:
     """Which shard has which tensor, as the index says."""
     subject = str(index.path)
-    if index.nbytes > _MOST_INDEX_BYTES:
-        raise index.refusal(f"has {index.nbytes} bytes, more than {_MOST_INDEX_BYTES}")
+    if index.nbytes > MOST_JSON_BYTES:
+        raise index.refusal(f"has {index.nbytes} bytes, and an index at most {MOST_JSON_BYTES}")
     document, duplicates = load_object(index.read(0, index.nbytes), subject)
     faults = [Fault(shown(name), "is in the index twice (duplicate key)") for name in duplicates]
     weight_map = document.get("weight_map")
@@ -84,6 +85,8 @@ def _weight_map(index: PinnedFile) -> Mapping[str, str]:
         raise refusal(subject, [*faults, Fault("weight_map", "must be an object that names the file of each tensor")])
     if faults:
         raise refusal(subject, faults)
+    if (count := len(set(weight_map.values()))) > MOST_SHARDS:
+        raise index.refusal(f"names {count} shards, and an index at most {MOST_SHARDS}", "save larger shards")
     return weight_map
 
 

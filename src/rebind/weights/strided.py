@@ -12,6 +12,7 @@ import numpy as np
 
 from rebind.errors import Fault, StorageFailed
 from rebind.weights.crc import PiecewiseCrc
+from rebind.weights.header import MOST_RANK, is_sizes
 from rebind.weights.segment import available_memory_bytes
 from rebind.weights.slots import DTYPES, TensorInfo, refusal, shown, tensor_nbytes
 from rebind.weights.source import WeightsSource
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from rebind.weights.zipped import Member, MemberFile
-
-_MOST_RANK = 64
-"""numpy's."""
 
 
 def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -49,8 +47,8 @@ class StridedTensor:
     @property
     def possible(self) -> bool:
         """Whether there are such tensors at all; without, nothing else of it means anything."""
-        least = min(*self.shape, *self.strides, self.offset, 0)
-        return len(self.shape) == len(self.strides) <= _MOST_RANK and least == 0
+        whole = is_sizes(self.shape) and min(*self.strides, self.offset, 0) == 0
+        return len(self.shape) == len(self.strides) <= MOST_RANK and whole
 
     @property
     def nbytes(self) -> int:
@@ -116,10 +114,14 @@ class StridedSource(WeightsSource):
         self._tensors = tensors
         self._checks = _MemberChecks(archive)
         self._assemblies = _Assemblies()
-        problems = {name: problem for name, tensor in tensors.items() if (problem := tensor.fault())}
-        if problems:
+        faults = [
+            Fault(f"tensor {shown(name)}", problem, "save tensor.contiguous()" if 0 in tensor.strides else "")
+            for name, tensor in tensors.items()
+            if (problem := tensor.fault())
+        ]
+        if faults:
             self.close()
-            raise refusal(subject, [Fault(f"tensor {shown(name)}", problem) for name, problem in problems.items()])
+            raise refusal(subject, faults)
         self.tensors = {name: TensorInfo(tensor.dtype, tensor.shape, tensor.nbytes) for name, tensor in tensors.items()}
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:

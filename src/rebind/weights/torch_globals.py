@@ -7,7 +7,7 @@ None of them is ever imported.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rebind.weights.slots import shown
@@ -54,8 +54,17 @@ _STORAGE_DTYPES = {
     "torch.DoubleStorage": "F64",
     "torch.ComplexFloatStorage": "C64",
 }
+_QUANTIZED_STORAGE_DTYPES = {
+    "torch.QInt8Storage": "I8",
+    "torch.QUInt8Storage": "U8",
+    "torch.QInt32Storage": "I32",
+}
+"""What the elements of quantized tensors are stored as."""
+_REBUILD_QUANTIZED = "torch._utils._rebuild_qtensor"
 _UNTYPED_STORAGE = "torch.storage.UntypedStorage"
 SCRIPT_CLASSES = "__torch__."
+QUANTIZED = "torch.quantized"
+"""The class of quantized tensors, by a name of ours."""
 _NO_WEIGHTS = re.compile(r"torch\.(\w+Storage|(q?u?int|float|complex|bits)\w+|_utils\._rebuild\w+)")
 """What describes tensors too, but quantized, sparse or otherwise unusual ones."""
 _CONVERT = "save dense tensors of one of safetensors' dtypes"
@@ -101,9 +110,22 @@ class PickledTensor:
     offset: int
 
 
-def check_known(name: str) -> None:
-    """Raises :class:`Refused` for the name of anything that is not data."""
-    if name in _KNOWN or name.startswith(SCRIPT_CLASSES):
+@dataclass(slots=True, eq=False)
+class PickledObject:
+    """An object of a TorchScript class: its qualified name (``__torch__.net.Net``) and its attributes by name.
+
+    What is not described by attributes (a class with ``__getstate__``, an enum) has its state in ``state[""]``. A
+    quantized tensor is one of class :data:`QUANTIZED`: the tensor of its ``values`` as integers, and its ``quantizer``,
+    a tuple of what gives them their meaning.
+    """
+
+    class_name: str
+    state: dict[Any, Any] = field(default_factory=dict)
+
+
+def check_known(name: str, *, quantized: bool) -> None:
+    """Raises :class:`Refused` for the name of anything that is not data. ``quantized``: such tensors are data too."""
+    if name in _KNOWN or name.startswith(SCRIPT_CLASSES) or (quantized and name in _KNOWN_OF_QUANTIZED):
         return
     if _NO_WEIGHTS.fullmatch(name):
         raise Refused(f"has tensors of a kind that weights cannot be, {shown(name)}", _CONVERT)
@@ -112,9 +134,10 @@ def check_known(name: str) -> None:
 
 def described(storage: str, kind: Global) -> Storage:
     """A storage of a class (``torch.FloatStorage``) whose values are in the record ``storage``."""
-    if kind.name != _UNTYPED_STORAGE and kind.name not in _STORAGE_DTYPES:
+    dtypes = _STORAGE_DTYPES | _QUANTIZED_STORAGE_DTYPES
+    if kind.name != _UNTYPED_STORAGE and kind.name not in dtypes:
         raise TypeError("not a kind of storage")
-    return Storage(storage, _STORAGE_DTYPES.get(kind.name))
+    return Storage(storage, dtypes.get(kind.name))
 
 
 def _rebuild_v2(
@@ -142,6 +165,13 @@ def _rebuild_v3(
     metadata: Any = None,
 ) -> PickledTensor:
     return _tensor(storage.record, _DTYPES[dtype.name], offset, shape, strides, metadata)
+
+
+def _rebuild_quantized(
+    storage: Storage, offset: int, shape: Any, strides: Any, quantizer: Any, _grad: Any = False, _hooks: Any = None
+) -> PickledObject:
+    values = _rebuild_v2(storage, offset, shape, strides)
+    return PickledObject(QUANTIZED, {"values": values, "quantizer": quantizer})
 
 
 def _tensor(record: str, dtype: str, offset: Any, shape: Any, strides: Any, metadata: Any) -> PickledTensor:
@@ -189,6 +219,7 @@ CALLS: Mapping[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor": _rebuild_v2,
     "torch._utils._rebuild_tensor_v2": _rebuild_v2,
     "torch._utils._rebuild_tensor_v3": _rebuild_v3,
+    _REBUILD_QUANTIZED: _rebuild_quantized,
     "torch._utils._rebuild_parameter": _first,
     "torch._utils._rebuild_parameter_with_state": _first,
     "torch.jit._pickle.build_boollist": _first,
@@ -198,4 +229,10 @@ CALLS: Mapping[str, Callable[..., Any]] = {
     "torch.jit._pickle.restore_type_tag": _first,
 }
 _DTYPES = {f"torch.{name}": dtype for name, dtype in TORCH_DTYPES.items()}
-_KNOWN = {*CALLS, *_STORAGE_DTYPES, *_DTYPES, _UNTYPED_STORAGE}
+_QUANTIZERS = {
+    "torch.per_tensor_affine",
+    "torch.per_channel_affine",
+    "torch.per_channel_affine_float_qparams",
+}
+_KNOWN_OF_QUANTIZED = {_REBUILD_QUANTIZED, *_QUANTIZED_STORAGE_DTYPES, *_QUANTIZERS}
+_KNOWN = {*CALLS, *_STORAGE_DTYPES, *_DTYPES, _UNTYPED_STORAGE} - _KNOWN_OF_QUANTIZED

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-import tempfile
+import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rebind.errors import AlreadyExists, Fault, InvalidArgument, StorageFailed
+from rebind.weights.header import size_problem
+from rebind.weights.sharded import MOST_SHARDS
 from rebind.weights.slots import DTYPES, NUMPY_DTYPES, refusal, shown
 from rebind.weights.zip_writing import TORCH, npz_problem, torch_problem, write_npz, write_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
     from typing import BinaryIO
 
     from rebind.weights.slots import TensorInfo
@@ -95,12 +98,13 @@ def write_weights(
     """Writes the tensors of ``source`` to ``target``, in the format that its suffix names.
 
     An index (``.safetensors.index.json``) gets shards beside it, of at most ``most_shard_bytes`` each unless one tensor
-    has more. What was there stays until everything is written, durable and checked; then it is replaced, the index
-    last. Memory: a few MiB, whatever the tensors have. Returns the files, the one called ``target`` last.
+    has more. What was there stays until everything is written, durable and checked; then it is replaced. An index goes
+    first and comes last, so that none ever names shards of different makes. Memory: a few MiB, whatever the tensors
+    have. Returns the files, the one called ``target`` last.
 
-    Raises :class:`rebind.errors.InvalidArgument` for a suffix that is none of ours, ``AlreadyExists`` unless
-    ``overwrite``, ``WeightsRefused`` for tensors that the format cannot hold and for a source that changes meanwhile,
-    and ``StorageFailed`` when the disk refuses.
+    Raises :class:`rebind.errors.InvalidArgument` for a suffix that is none of ours, for a directory of that name, and
+    for more shards than an index may have, ``AlreadyExists`` unless ``overwrite``, ``WeightsRefused`` for tensors that
+    the format cannot hold and for a source that changes meanwhile, and ``StorageFailed`` when the disk refuses.
     """
     format = _format_of(target)
     selection = Selection(source, source.tensors, _counter(source, report))
@@ -110,14 +114,15 @@ def write_weights(
     else:
         parts = {target.name: list(selection.tensors)}
     files = [target.with_name(name) for name in {**parts, target.name: []}]
-    taken = [str(path) for path in files if path.exists()]
-    if taken and not overwrite:
-        raise AlreadyExists(f"{', '.join(taken)} exists already")
+    _require_free(files, overwrite=overwrite)
     with _storage_errors(target, selection.nbytes), _aside(target) as aside:
         written = [_write_part(selection, part, target.with_name(name), aside, format) for name, part in parts.items()]
         if target.name not in parts:
             written.append(_write_index(selection, parts, target, aside))
         source.check_unchanged()
+        if target.name not in parts:
+            target.unlink(missing_ok=True)
+            _sync(target.parent)
         for path in files:
             (aside / path.name).replace(path)
         _sync(target.parent)
@@ -137,6 +142,16 @@ def _format_of(target: Path) -> Format:
         if target.name.endswith(suffix):
             return format
     raise InvalidArgument(f"{target}: unknown kind of weights file; known suffixes are {', '.join(FORMATS)}")
+
+
+def _require_free(files: Sequence[Path], *, overwrite: bool) -> None:
+    """Raises what :func:`write_weights` does for files that are there, and for directories in their places."""
+    for path in files:
+        if path.is_dir():
+            raise InvalidArgument(f"{path} is a directory")
+    taken = [str(path) for path in files if path.exists()]
+    if taken and not overwrite:
+        raise AlreadyExists(f"{', '.join(taken)} exists already")
 
 
 def _require_expressible(selection: Selection, format: Format, target: Path) -> None:
@@ -170,6 +185,8 @@ def _shards(selection: Selection, target: Path, most_bytes: int) -> dict[str, li
             room = most_bytes
         shards[-1].append(name)
         room -= info.nbytes
+    if len(shards) > MOST_SHARDS:
+        raise InvalidArgument(f"{target} would have {len(shards)} shards, more than {MOST_SHARDS}: allow larger ones")
     stem = target.name.removesuffix(INDEX_SUFFIX)
     return {f"{stem}-{n:05d}-of-{len(shards):05d}.safetensors": shard for n, shard in enumerate(shards, start=1)}
 
@@ -185,7 +202,9 @@ def _write_index(selection: Selection, parts: Mapping[str, Sequence[str]], targe
     weight_map = {name: shard for shard, names in parts.items() for name in names}
     document = {"metadata": {"total_size": selection.nbytes}, "weight_map": weight_map}
     with _durable(aside / target.name) as file:
-        file.write(json.dumps(document, indent=1).encode())
+        text = json.dumps(document, indent=1).encode()
+        _require_readable(text, "its index")
+        file.write(text)
     return Written(target, len(weight_map), selection.nbytes)
 
 
@@ -200,16 +219,26 @@ def _write_safetensors(file: BinaryIO, selection: Selection) -> None:
         end += info.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % _HEADER_ALIGNMENT)
+    _require_readable(text, "its header")
     file.write(len(text).to_bytes(8, "little") + text)
     for name in order:
         file.writelines(selection.pieces(name))
 
 
+def _require_readable(text: bytes, what: str) -> None:
+    """Nothing is written that we would not read."""
+    if problem := size_problem(text):
+        raise InvalidArgument(f"{what} cannot be written: it {problem}")
+
+
 def _write_wts(file: BinaryIO, selection: Selection) -> None:
     """The text form of TensorRT's samples: the number of tensors; then of each a line with its name, size and bits.
 
-    The form that most programs read has no dtypes, and means float32; with float16 there, each line has one.
+    The form that most programs read has no dtypes, and means float32; with float16 there, each line has one. Readers
+    tell the two by the counts, and need one tensor that fits one of them only.
     """
+    if selection.tensors and all(info.dtype == "F16" and not info.nbytes for info in selection.tensors.values()):
+        raise InvalidArgument("a .wts file of F16 tensors that all have no elements would read as F32 of one each")
     typed = any(info.dtype != "F32" for info in selection.tensors.values())
     file.write(f"{len(selection.tensors)}\n".encode())
     for name, info in selection.tensors.items():
@@ -225,7 +254,9 @@ def _write_wts(file: BinaryIO, selection: Selection) -> None:
 
 
 def _wts_problem(name: str, _: TensorInfo) -> str:
-    return "" if name and not any(map(str.isspace, name)) else "white space ends a name there"
+    if not name or any(map(str.isspace, name)) or "\0" in name:
+        return "white space ends a name there, and a NUL the file"
+    return ""
 
 
 def _safetensors_problem(name: str, _: TensorInfo) -> str:
@@ -256,9 +287,33 @@ def _durable(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _aside(target: Path) -> Iterator[Path]:
-    """A directory beside ``target``, so that files move out of it by a rename; gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as directory:
-        yield Path(directory)
+    """A directory beside ``target``, so that files move out of it by a rename; gone afterwards.
+
+    What a killed process left there goes first: the kernel drops the lock of one that ends. Raises ``StorageFailed``
+    while another one writes the same target.
+    """
+    directory = target.with_name(f".{target.name}.aside")
+    directory.mkdir(exist_ok=True)
+    path = directory / ".lock"  # no target's name: it ends with no suffix of ours
+    with path.open("wb") as lock:
+        if not _holds(lock, path):
+            raise StorageFailed(f"another process is writing {target}")
+        try:
+            for left in directory.iterdir():
+                if left != path:
+                    left.unlink()
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _holds(lock: BinaryIO, path: Path) -> bool:
+    """Takes the lock, unless another process has it, or just removed it when it was done."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(lock.fileno()), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
 
 
 def _sync(directory: Path) -> None:

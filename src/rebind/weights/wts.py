@@ -8,7 +8,6 @@ are no shapes: such a tensor fits any slot of that many elements.
 
 from __future__ import annotations
 
-import binascii
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -33,10 +32,15 @@ _MOST_LINES = 100_000
 _LONGEST_NUMBER = 18
 _OLD_TYPES = {b"0": "F32", b"1": "F16"}
 _DIGITS = {"F32": 8, "F16": 4}
+_SPACE = 16
+_DIGIT_OF = np.full(256, _SPACE + 1, np.uint8)
+"""What each character is worth as a hexadecimal digit; ``_SPACE`` for white space, more for what is neither."""
+_DIGIT_OF[list(b" \t\n\v\f\r")] = _SPACE
+_DIGIT_OF[list(b"0123456789abcdef")] = _DIGIT_OF[list(b"0123456789ABCDEF")] = range(16)
 
 
 class WtsSource(WeightsSource):
-    """A ``.wts`` file, parsed when it was opened; its values take less than half of the file's size in memory."""
+    """A ``.wts`` file, parsed when it was opened; its values take 4 bytes each in memory."""
 
     def __init__(self, file: PinnedFile, values: Mapping[str, tuple[str, memoryview]]) -> None:
         self.subject = str(file.path)
@@ -110,14 +114,14 @@ class _Line:
 def _parse(file: PinnedFile) -> dict[str, tuple[str, memoryview]]:
     """Dtype and values of all tensors by name."""
     subject = str(file.path)
-    bounds = list(_line_bounds(file))
-    head = file.read(0, min(bounds[0][1], _LONGEST_NUMBER + 2)).strip() if bounds else b""
-    count = _count(head)
+    bounds = _line_bounds(file)
+    _, first_end = next(bounds, (0, 0))
+    count = _count(file.read(0, min(first_end, _LONGEST_NUMBER + 2)).strip())
     if count is None:
         raise refusal(subject, [Fault("line 1", "is no number of tensors: this is no .wts file")])
     lines: dict[str, _Line] = {}
     faults: list[Fault] = []
-    for number, (start, end) in enumerate(bounds[1:], 2):
+    for number, (start, end) in enumerate(bounds, 2):
         try:
             line = _read_line(file, start, end)
             if line is not None:
@@ -164,9 +168,12 @@ def _line_bounds(file: PinnedFile) -> Iterator[tuple[int, int]]:
 
 
 def _line_ends(file: PinnedFile) -> Iterator[int]:
+    """Ends at the first NUL: a hole in a file takes no room on the disk, and may be of any size."""
     for start in range(0, file.nbytes, _PIECE_BYTES):
-        piece = np.frombuffer(file.read(start, min(_PIECE_BYTES, file.nbytes - start)), np.uint8)
-        yield from (np.flatnonzero(piece == ord("\n")) + start).tolist()
+        piece = file.read(start, min(_PIECE_BYTES, file.nbytes - start))
+        if (hole := piece.find(b"\0")) >= 0:
+            raise file.refusal(f"is no text: it has a NUL at byte {start + hole}", "copy it again")
+        yield from (np.flatnonzero(np.frombuffer(piece, np.uint8) == ord("\n")) + start).tolist()
 
 
 def _read_line(file: PinnedFile, start: int, end: int) -> _Line | None:
@@ -204,24 +211,20 @@ def _pieces(file: PinnedFile, start: int, end: int) -> Iterator[bytes]:
 
 def _bits(text: bytes) -> npt.NDArray[np.uint32]:
     """Numbers of up to eight hexadecimal digits, separated by white space."""
-    width = max(text.find(b" "), 0) or len(text)
-    if width in _DIGITS.values() and (len(text) + 1) % (width + 1) == 0:
-        columns = np.frombuffer(text + b" ", np.uint8).reshape(-1, width + 1)
-        if (columns[:, width] == ord(" ")).all():
-            try:
-                digits = binascii.unhexlify(columns[:, :width].tobytes())
-            except binascii.Error:
-                pass  # some values are shorter than others
-            else:
-                return np.frombuffer(digits, f">u{width // 2}").astype("<u4")
-    words = text.split()
-    if any(len(word) > _DIGITS["F32"] for word in words):
+    digits = _DIGIT_OF[np.frombuffer(text, np.uint8)]
+    if digits.max(initial=0) > _SPACE:
+        raise _Invalid("has values that are no hexadecimal numbers")
+    is_space = np.concatenate(([True], digits == _SPACE, [True]))
+    edges = np.flatnonzero(is_space[1:] != is_space[:-1])
+    begins, ends = edges[::2], edges[1::2]
+    longest = int((ends - begins).max(initial=0))
+    if longest > _DIGITS["F32"]:
         raise _Invalid("has values of more than eight digits")
-    try:
-        digits = binascii.unhexlify(b"".join(word.rjust(_DIGITS["F32"], b"0") for word in words))
-    except binascii.Error:
-        raise _Invalid("has values that are no hexadecimal numbers") from None
-    return np.frombuffer(digits, ">u4").astype("<u4")
+    bits = np.zeros(len(ends), np.uint32)
+    for place in range(longest):
+        at = ends - 1 - place
+        bits |= np.where(at >= begins, digits[at], 0).astype(np.uint32) << (4 * place)
+    return bits
 
 
 def _count(text: bytes) -> int | None:

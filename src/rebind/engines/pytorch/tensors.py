@@ -54,6 +54,19 @@ def weight_tensor(buffer: memoryview, element: ElementType, shape: tuple[int, ..
     return torch.frombuffer(buffer, dtype=dtype).view(shape)
 
 
+def laid_out(tensor: torch.Tensor, strides: tuple[int, ...], *, private: bool) -> torch.Tensor:
+    """``tensor`` with other strides: a copy, unless its elements lie in memory so already and it need not be one.
+
+    Strides along axes of one element mean nothing for that, but code may ask for them all the same.
+    """
+    lies_so = all(
+        size == 1 or own == want for size, own, want in zip(tensor.shape, tensor.stride(), strides, strict=True)
+    )
+    if lies_so and not private:
+        return tensor.as_strided(tensor.shape, strides)
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
+
+
 def to_tensor(array: npt.NDArray[Any], element: ElementType) -> torch.Tensor:
     """A row-major tensor of ``element`` over an array; a copy only of an array that is strided or misaligned.
 

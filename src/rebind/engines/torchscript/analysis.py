@@ -13,9 +13,10 @@ import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch._C import ScriptModule, _jit_pass_inline, parse_schema
+from torch._C import _jit_pass_inline, parse_schema
 
-from rebind.engines.torchscript.module import cpp_method
+from rebind.engines.torchscript.module import cpp_method, submodule
+from rebind.engines.torchscript.operators import joins_everything, results_are_new, updates_statistics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -30,20 +31,6 @@ _RESOLVED_LATE = {
     "prim::PythonOp",
 }
 _FORKS = {"prim::fork", "prim::awaitable"}
-_MAY_RETURN_THEIR_INPUT = {
-    "aten::alpha_dropout",
-    "aten::atleast_1d",
-    "aten::atleast_2d",
-    "aten::atleast_3d",
-    "aten::dropout",
-    "aten::einsum",
-    "aten::feature_alpha_dropout",
-    "aten::feature_dropout",
-    "aten::to_dense",
-    "aten::type_as",
-    "aten::wait",
-}
-"""Operators whose results may be their inputs or views of them although their schemas do not say so."""
 _PLAIN = {
     "BoolType",
     "ComplexType",
@@ -57,9 +44,8 @@ _PLAIN = {
     "StringType",
 }
 """Kinds of values that hold no tensor."""
-_STATISTICS = ("running_mean", "running_var")
-_TRAINS = ("training", "use_input_stats", "train")
-"""Normalisations write to their statistics when the argument of one of these names is true; schemas do not say so."""
+_STATISTICS = "running_"
+"""How the arguments begin that normalisations keep statistics in."""
 
 _UNKNOWN = object()
 
@@ -161,10 +147,9 @@ class _Analysis:
         path, module = self._modules[self._name(owner)]
         name = node.s("name")
         attribute = f"{path}.{name}" if path else name
-        value: Any = module.getattr(name) if result.type().kind() == "ClassType" else None
-        is_module = isinstance(value, ScriptModule)
-        if is_module:
-            self._modules[self._name(result)] = (attribute, value)
+        child = submodule(module, name)
+        if child is not None:
+            self._modules[self._name(result)] = (attribute, child)
             self._module_types.add(str(result.type()))
         elif result.type().kind() not in _PLAIN:
             self._reads.add(attribute)
@@ -220,13 +205,16 @@ class _Analysis:
     def _operator(self, node: Any) -> None:
         """Operators with a schema, which says what is written to and which results share memory with arguments."""
         schema = _schema(node.schema())
-        inputs = list(node.inputs())
+        inputs, outputs = list(node.inputs()), list(node.outputs())
         arguments = list(zip(schema.arguments, inputs, strict=False))
         declared = [value for argument, value in arguments if argument.alias_info is not None]
-        for returned, output in zip(schema.returns, node.outputs(), strict=False):
-            if node.kind() in _MAY_RETURN_THEIR_INPUT or _holds_anything(returned, output):
+        if joins_everything(schema):
+            self._join([*inputs, *outputs])
+        new = results_are_new(schema)
+        for returned, output in zip(schema.returns, outputs, strict=False):
+            if _holds_anything(returned, output) or not (new or returned.alias_info):
                 self._join([output, *inputs])
-            elif returned.alias_info is not None:
+            elif returned.alias_info:
                 self._join([output, *declared])
         written = [value for argument, value in arguments if argument.alias_info and argument.alias_info.is_write]
         if written:
@@ -235,10 +223,10 @@ class _Analysis:
 
     def _statistics(self, arguments: list[tuple[Any, Any]]) -> list[Any]:
         """The running statistics of a normalisation that may be in training mode."""
-        by_name = {argument.name: value for argument, value in arguments}
-        if not any(self._known(by_name[flag]) for flag in _TRAINS if flag in by_name):
-            return []
-        return [by_name[name] for name in _STATISTICS if name in by_name]
+        kept = [value for argument, value in arguments if argument.name.startswith(_STATISTICS)]
+        if kept and updates_statistics({argument.name: self._known(value) for argument, value in arguments}):
+            return kept
+        return []
 
     def _known(self, value: Any) -> Any:
         """The value where the graph and the attributes decide it: a constant, a mode; else ``_UNKNOWN``."""

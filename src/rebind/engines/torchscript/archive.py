@@ -128,7 +128,7 @@ class ScriptArchive:
             self.refuse(name, "is missing from the archive", _SCRIPT_IT)
         data = self.read(self.members[name], _MOST_PICKLE_BYTES)
         with self._model_errors():
-            return load_pickle(data, str(self.path), f"{self.root}{name}")
+            return load_pickle(data, str(self.path), f"{self.root}{name}", quantized=True)
 
     @contextlib.contextmanager
     def _model_errors(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rebind.weights.pickled import PickledObject, PickledTensor
 from rebind.weights.slots import shown
-from rebind.weights.strided import StridedTensor, row_major_strides
+from rebind.weights.strided import StridedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -97,8 +97,8 @@ class Attributes:
             assert path is not None
             slot = self.slots[name]
             if slot == tensor:
-                return View(path, name, tensor.shape, row_major_strides(tensor.shape), 0)
-            if slot.row_major and slot.dtype == tensor.dtype and slot.start <= tensor.start and tensor.end <= slot.end:
+                return View(path, name, tensor.shape, tensor.strides, 0)
+            if _is_dense(slot) and slot.dtype == tensor.dtype and slot.start <= tensor.start and tensor.end <= slot.end:
                 return View(path, name, tensor.shape, tensor.strides, tensor.offset - slot.offset)
         if names:
             self._archive.refuse(
@@ -161,3 +161,13 @@ def _strided(archive: ScriptArchive, attribute: str, pickled: PickledTensor) -> 
     if problem:
         archive.refuse(shown(attribute), problem, "copy the file again")
     return tensor
+
+
+def _is_dense(tensor: StridedTensor) -> bool:
+    """Whether every element from the first to the last in memory is one of the tensor's, whatever their order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.strides, tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-REVISION = 2
+REVISION = 3
 """Part of every key. To be raised when what older code found out about files must not be used any more."""
 
 _WEIGHT_FREE = "graph.pt"

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from rebind.engines.torchscript.attributes import Attributes
 
 
+_STATISTICS = ("running_mean", "running_var")
+
+
 @dataclass(frozen=True)
 class Examination:
     """A module as its plan has to know it.
@@ -68,16 +71,16 @@ def _reached(attributes: Attributes, names: Iterable[str]) -> frozenset[str]:
 def _slots(
     attributes: Attributes, found: Mapping[str, Any], used: Collection[str], filled_from_file: Collection[str]
 ) -> SlotTable:
-    """A weights file must have what is learned: parameters, and buffers of real numbers that ``forward`` only reads.
+    """A weights file must have what is learned: parameters, and the statistics of normalisations that are only read.
 
-    It may have the rest: state, indices, and attributes that are tensors but no buffers.
+    It may have the rest: state, tensors that are no buffers, and other buffers. TorchScript does not say which of those
+    are in state dicts (case T13).
     """
     parameters, buffers = set(found["parameters"]), set(found["buffers"])
 
-    def is_learned(name: str, dtype: str) -> bool:
-        return name in parameters or (
-            name in buffers and name not in filled_from_file and dtype.startswith(("F", "BF", "C"))
-        )
+    def is_learned(name: str) -> bool:
+        is_statistic = name in buffers and name.rpartition(".")[2] in _STATISTICS
+        return name in parameters or (is_statistic and name not in filled_from_file)
 
     return SlotTable(
         tuple(
@@ -85,7 +88,7 @@ def _slots(
                 name,
                 tensor.dtype,
                 tensor.shape,
-                required=is_learned(name, tensor.dtype),
+                required=is_learned(name),
                 used=name in used,
                 tied_to=attributes.ties.get(name),
             )

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from rebind.engines.torchscript.archive import ScriptArchive
     from rebind.engines.torchscript.attributes import Attributes
 
+_DECLARED = re.compile(r"^ *def .*?:\n|^class .*?(?=^  def |\Z)", re.MULTILINE | re.DOTALL)
+"""In code: the first lines of functions, with their arguments, and what stands in a class before its functions."""
 _NAMES = re.compile(r'"(?:[^"\\]|\\.)*"|(?P<qualified>__torch__(?:\.\w+)+)|(?<![\w.])(?P<local>_\d+)\b')
 """In code: strings, which are left alone; names of classes and functions; variables that were numbered file by file."""
 _FINAL = re.compile(r"^  \w+ : Final\[.*\n", re.MULTILINE)
@@ -71,15 +73,23 @@ class _Names:
         return self.seen[qualified]
 
     def renamed(self, code: str) -> str:
-        """The code of one class or function with the names in it replaced that could be any others."""
+        """The code of one class or function with the names in it replaced that could be any others.
+
+        Codes that become equal differ in such names only: arguments and attributes keep theirs, and new names of
+        variables are such as no code has.
+        """
+        declared = {match[0] for text in _DECLARED.findall(code) for match in _NAMES.finditer(text) if match["local"]}
         numbered: dict[str, str] = {}
 
         def rename(match: re.Match[str]) -> str:
             if match["qualified"]:
                 return self(match[0])
-            return numbered.setdefault(match[0], f"_{len(numbered)}") if match["local"] else match[0]
+            if match["local"] and match[0] not in declared:
+                return numbered.setdefault(match[0], f"%{len(numbered)}")
+            return match[0]
 
-        return _NAMES.sub(rename, code)
+        constants = sorted(_FINAL.findall(code))
+        return _NAMES.sub(rename, _FINAL.sub("", code) + "".join(constants))
 
 
 def _reached(archive: ScriptArchive, names: _Names) -> Iterator[tuple[str, str]]:
@@ -91,8 +101,7 @@ def _reached(archive: ScriptArchive, names: _Names) -> Iterator[tuple[str, str]]
             done += 1
             text = left.pop(qualified, None)
             if text is not None:
-                constants = sorted(_FINAL.findall(text))
-                yield names(qualified), names.renamed(_FINAL.sub("", text) + "".join(constants))
+                yield names(qualified), names.renamed(text)
     yield from sorted(left.items())
 
 

@@ -52,3 +52,10 @@ def cpp_method(module: CppModule, name: str) -> CppMethod:
     """A method of a module. Raises ``AttributeError`` or ``RuntimeError`` when it has none of that name."""
     method: CppMethod = module._get_method(name)  # type: ignore[attr-defined]  # noqa: SLF001
     return method
+
+
+def submodule(module: CppModule, name: str) -> CppModule | None:
+    """The attribute ``name`` if it is a module; objects of other classes are not, and some cannot be had in Python."""
+    children: Any = torch._C.ModuleDict(module)  # type: ignore[arg-type]  # noqa: SLF001
+    child: CppModule | None = module.getattr(name) if children.contains(name) else None
+    return child

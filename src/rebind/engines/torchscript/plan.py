@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rebind.engines.contract import Tier
 from rebind.engines.pytorch.dtypes import BY_SLOT
-from rebind.engines.pytorch.tensors import check_weights, weight_tensor
+from rebind.engines.pytorch.tensors import check_weights, laid_out, weight_tensor
 from rebind.engines.torchscript.module import cpp_method
 from rebind.engines.torchscript.values import to_output, to_value
 from rebind.errors import Internal, InvalidArgument
@@ -59,7 +59,8 @@ class ScriptPlan:
     def bind(self, weights: WeightSet) -> ScriptBoundPlan:
         """Checks name, dtype and shape of every weight, and makes a module that reads them where they are.
 
-        Slots that ``forward`` writes to become memory of the bound plan's own.
+        Slots that ``forward`` writes to, and those that the model file does not have in row-major order, become memory
+        of the bound plan's own.
         """
         check_weights(self.key, self._used, weights)
         with self.execution.modes():
@@ -73,7 +74,8 @@ class ScriptPlan:
             owner = slot.tied_to or slot.name
             if owner not in tensors:
                 tensor = weight_tensor(weights.buffer(slot.name), BY_SLOT[slot.dtype], slot.shape)
-                tensors[owner] = tensor.clone() if slot.name in self.state else tensor
+                strides, private = self.template.strides[slot.name], slot.name in self.state
+                tensors[owner] = laid_out(tensor, strides, private=private)
             tensors[slot.name] = tensors[owner]
         return tensors
 

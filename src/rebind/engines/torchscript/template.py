@@ -30,6 +30,8 @@ class Template:
         self._warm_up = threading.Lock()
         self._cold_calls = _WARM_UP_CALLS
         self._views = attributes.views
+        self.strides = {name: slot.strides for name, slot in attributes.slots.items()}
+        """How the file has the tensor of each slot in memory, which views and the choice of kernels depend on."""
         empty = {name: _without_memory(self._module, name) for name in attributes.slots}
         _assign(self._module, empty)
         _assign(self._module, self._followers(self._module, empty))
@@ -78,7 +80,8 @@ def _assign(module: CppModule, values: Mapping[str, Any]) -> None:
 
 
 def _without_memory(module: CppModule, path: str) -> torch.Tensor:
-    return torch.empty_like(_attribute(module, path), device="meta")
+    tensor = _attribute(module, path)
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def _view(tensor: torch.Tensor, view: View) -> torch.Tensor:
