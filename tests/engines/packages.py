@@ -7,10 +7,11 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from tests.engines.models import BATCH, EVERYTHING, MLP, PACKAGE_OPTIONS, CountsCalls
+from tests.engines.models import BATCH, EVERYTHING, MLP, PACKAGE_OPTIONS, Case, CountsCalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 DEFAULT = {key: PACKAGE_OPTIONS[key] for key in ("aot_inductor.precompile_headers", "compile_threads")}
 """Inductor's own options, as far as they matter for what a package holds."""
 ASIDE = {**PACKAGE_OPTIONS, "aot_inductor.package_constants_in_so": False}
+AUTOTUNED = {
+    "max_autotune": True,
+    "max_autotune_gemm_backends": "CPP",  # whose multiplications want weights in another layout, and in advance
+    "autotune_in_subproc": False,
+    "cpp.threads": 1,
+}
 ON_DISK = "aot_inductor.package_constants_on_disk_format"
 
 
@@ -62,6 +69,32 @@ class Lookup(nn.Module):
         return found
 
 
+class Normed(nn.Module):
+    """With a number that freezing computes from the weight, which the code reads as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(32, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = (x[:, None, :] * self.weight).sum(2) / self.weight.norm()
+        return scores
+
+
+NORMED = Case("normed", Normed, (torch.zeros(4, 16),), lambda random: [random.standard_normal((3, 16), np.float32)])
+
+
+class Neighbour(nn.Module):
+    """Reads the second row of its input, far beyond a batch of one, and makes nothing of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + 0.0 * x[1]).sum(1, keepdim=True) * self.gain
+
+
 class Writes(CountsCalls):
     """To a buffer, and to its input."""
 
@@ -80,11 +113,13 @@ def _mlp(**options: Any) -> Callable[[Path], None]:
     return lambda path: _compile(path, MLP.model(0), MLP.arguments, {0: BATCH}, options=options)
 
 
-def _frozen(path: Path) -> None:
-    # Without gradients: Inductor freezes nothing else.
-    with torch.no_grad():
-        options = {**DEFAULT, "freezing": True}
-        _compile(path, EVERYTHING.model(0), EVERYTHING.arguments, {0: BATCH}, options=options)
+def _frozen(case: Case) -> Callable[[Path], None]:
+    def compile_it(path: Path) -> None:
+        # Without gradients: Inductor freezes nothing else.
+        with torch.no_grad():
+            _compile(path, case.model(0), case.arguments, {0: BATCH}, options={**DEFAULT, "freezing": True})
+
+    return compile_it
 
 
 def _nested(path: Path) -> None:
@@ -103,7 +138,12 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "pickled": _mlp(**ASIDE, **{ON_DISK: "pickle_weights"}),
     "blob": _mlp(**ASIDE, **{ON_DISK: "binary_blob"}),
     "folded": _mlp(**PACKAGE_OPTIONS, **{"aot_inductor.use_runtime_constant_folding": True}),
-    "frozen": _frozen,
+    "frozen": _frozen(EVERYTHING),
+    "frozen to a number": _frozen(NORMED),
+    "autotuned": _mlp(**ASIDE, **AUTOTUNED, **{ON_DISK: "binary_blob"}),
+    "neighbour": lambda path: _compile(
+        path, Neighbour(), (torch.zeros(4, 1 << 22),), {0: BATCH}, options=PACKAGE_OPTIONS
+    ),
     "nested": _nested,
     "parallel": lambda path: _compile(
         path, Lookup(), (torch.zeros(64, 128, dtype=torch.int64),), options={**DEFAULT, "cpp.threads": 2}

@@ -176,7 +176,8 @@ class EngineSuite:
         inputs, state = bench.inputs(), bench.state(1)
         bound = bench.bind(1)
         before = bench.bits(bound, inputs)
-        victim = max(state, key=lambda name: state[name].numel())
+        required = [slot.name for slot in bench.open().slots.slots if slot.required and slot.name in state]
+        victim = max(required, key=lambda name: state[name].numel())
         bad: list[State] = [
             {name: tensor for name, tensor in state.items() if name != victim},
             {**state, victim: state[victim].flatten()[:-1]},

@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -20,7 +21,8 @@ import torch
 
 from rebind.engines.aot_inductor.package import PackageGraph
 from rebind.engines.aot_inductor.package_archive import PackageArchive
-from rebind.engines.aot_inductor.package_source import read_source
+from rebind.engines.aot_inductor.package_batch import takes_one
+from rebind.engines.aot_inductor.package_source import read_source, tensor_numbers
 from rebind.engines.contract import EngineOptions, ModelOptions, Refit, Tier
 from rebind.engines.registry import engine
 from rebind.errors import InputRefused, InvalidArgument, ModelInvalid, WeightsRefused
@@ -28,8 +30,8 @@ from rebind.plans.cache import PlanCache
 from rebind.tensor import DataType
 from rebind.weights.formats import open_weights
 from rebind.weights.store import WeightStore
-from tests.engines.models import EVERYTHING, MLP, Arrays
-from tests.engines.packages import Nested, Packages
+from tests.engines.models import EVERYTHING, MLP, Arrays, Case
+from tests.engines.packages import NORMED, Nested, Packages
 from tests.engines.tampering import edit_json, rewrite
 
 if TYPE_CHECKING:
@@ -123,27 +125,51 @@ def test_a_refit_reaches_every_weight(packages: Packages, desk: Desk, kind: str)
         assert bits(answers) != before, name
 
 
-def test_weights_that_are_compiled_in_are_refused_and_the_message_says_how_to_keep_them_out(
-    packages: Packages, desk: Desk
+@pytest.mark.parametrize(
+    ("kind", "case", "why"),
+    [
+        # Case T5: what has at most 8 elements are numbers in the code.
+        ("default", MLP, r"its code holds numbers that were weights, or were computed from them \(.*and 1 more\)"),
+        # Cases T7 and T9: the convolution has taken in the batch norm; what is left has other names and layouts.
+        ("frozen", EVERYTHING, "the package was compiled with freezing"),
+        # The norm of its weight is a number in the code, and the weight is read as well.
+        ("frozen to a number", NORMED, r"its code holds numbers that were weights, or were computed from them \(\d"),
+        # Weights have been packed for multiplications; the originals are there too, and unread.
+        ("autotuned", MLP, "its code does not read 'first.weight', but what was computed from it"),
+    ],
+)
+def test_a_package_with_anything_built_in_serves_its_own_weights_and_refuses_others(
+    packages: Packages, desk: Desk, kind: str, case: Case, why: str
 ) -> None:
-    """Case T5: torch takes the file, and answers with the old values of what has at most 8 elements."""
-    graph, state = desk.open(packages.of("default")), MLP.state(1)
-    assert "second.bias" in state
-    assert "second.bias" not in graph.slots.by_name
-    with pytest.raises(WeightsRefused, match=r"'second.bias': unexpected.*always_keep_tensor_constants"):
-        desk.put(graph, state)
-    del state["second.bias"]
-    answers = desk.bind(graph, state).execute(inputs())
-    assert_close(answers, MLP.expected({**state, "second.bias": MLP.state(0)["second.bias"]}, inputs()))
+    """Torch takes the file, and answers with a mixture of old weights and new ones."""
+    graph = desk.open(packages.of(kind), name="m")
+    arrays = case.inputs(np.random.default_rng(0))
+    bound = desk.bind(graph)
+    assert_close(bound.execute(arrays), case.expected(case.state(0), arrays))
+    assert graph.slots.slots == ()
+    with pytest.raises(WeightsRefused, match=f"{why}.*always_keep_tensor_constants"):
+        desk.put(graph, case.state(1))
+    assert any(re.search(f"'m' serves its own weights only: {why}", text) for _, text in graph.log_lines())
 
 
-def test_a_frozen_package_serves_its_own_weights_and_refuses_others(packages: Packages, desk: Desk) -> None:
-    """Cases T7 and T9: the convolution has taken in the batch norm; what is left has other names and layouts."""
-    graph = desk.open(packages.of("frozen"))
-    images = EVERYTHING.inputs(np.random.default_rng(0))
-    assert_close(desk.bind(graph).execute(images), EVERYTHING.expected(EVERYTHING.state(0), images))
-    with pytest.raises(WeightsRefused, match="compiled with freezing and cannot take other weights"):
-        desk.put(graph, EVERYTHING.state(1))
+def test_one_weight_alone_is_refused_too(packages: Packages, desk: Desk) -> None:
+    """Of a package with anything built in, since nobody knows what that was computed from."""
+    with pytest.raises(WeightsRefused, match="serves its own weights"):
+        desk.put(desk.open(packages.of("default")), {"first.bias": MLP.state(1)["first.bias"]})
+
+
+def test_a_package_with_anything_built_in_and_no_weights_is_refused(
+    packages: Packages, desk: Desk, tmp_path: Path
+) -> None:
+    path = rewrite(packages.of("autotuned"), tmp_path / "m.pt2", without("_weights.blob"))
+    assert "has no weights, and can take none: its code does not read 'first.weight'" in refusal_of(desk, path)
+
+
+def test_numbers_that_programs_have_are_no_elements_of_tensors() -> None:
+    program = "x / 784.0; 1e-05; 0.7071067811865476 * x; 0.0009765625; 1.1920928955078125e-07; -3.4028234663852886e+38"
+    assert tensor_numbers([program, "// 0.10000000149011612"]) == []
+    elements = "static_cast<float>(0.10000000149011612); -23.01077651977539; 0.10009765625"
+    assert tensor_numbers([elements]) == ["0.10000000149011612", "23.01077651977539", "0.10009765625"]
 
 
 def test_a_package_without_weights_does_not_run_without(packages: Packages, desk: Desk) -> None:
@@ -253,6 +279,42 @@ def test_a_batch_of_one_is_answered(packages: Packages, desk: Desk) -> None:
     assert_close(desk.bind(desk.open(packages.of("kept"))).execute(batch), MLP.expected(MLP.state(0), batch))
 
 
+def test_a_batch_of_one_that_would_read_beyond_it_is_refused(
+    packages: Packages, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may end the process, and ends that of the child."""
+    desk = Desk(PlanCache(tmp_path / "cache"), tmp_path)
+    caplog.set_level(logging.DEBUG, "rebind.engines.aot_inductor.package")
+    graph = desk.open(packages.of("neighbour"), name="m")
+    assert caplog.messages.count("loading the library") == 2, "the first child died, of what the second did not try"
+    bound = desk.bind(graph)
+    batch = np.ones((2, 1 << 22), np.float32)
+    assert_close(bound.execute([batch]), [np.full((2, 2), 1 << 22, np.float32)])
+    with pytest.raises(InputRefused, match=r"has the size 1, but .* for 2 to 64; .* batch of one"):
+        bound.execute([batch[:1]])
+    assert any("'m' takes no batch of one" in text for level, text in graph.log_lines() if level == logging.INFO)
+    assert not any("batch of one" in text for _, text in desk.open(packages.of("kept")).log_lines())
+
+
+@pytest.mark.parametrize(
+    ("function", "safe"),
+    [
+        (lambda x: [x.relu(), x.sum(1), x.T], True),
+        (lambda x: [x, torch.arange(3)], True),
+        (lambda x: [x.relu() - x.relu()[-1]], False),  # what it would read lies in memory of its own
+        (lambda x: [x, x.sum()], False),
+        (lambda x: [x / 0], False),  # no number shows what it read
+        (lambda x: [x if len(x) > 1 else x + 1], False),
+    ],
+)
+def test_only_a_first_row_that_does_not_depend_on_the_second_is_safe_alone(
+    packages: Packages, function: Callable[[torch.Tensor], list[torch.Tensor]], safe: bool
+) -> None:
+    source = read_source(content(packages.of("kept"), ".wrapper.cpp")[1].decode())
+    assert source.may_take_one
+    assert takes_one(lambda tensors: function(*tensors), source) is safe
+
+
 def test_parameters_are_those_of_triton(packages: Packages, desk: Desk) -> None:
     path = packages.of("kept")
     assert not desk.open(path).shares_weights
@@ -272,6 +334,12 @@ def test_weights_of_one_element_are_warned_of(packages: Packages, desk: Desk, tm
     warnings = [text for level, text in desk.open(path, name="m").log_lines() if level == logging.WARNING]
     assert len(warnings) == 1
     assert "'second.bias'" in warnings[0]
+
+
+def test_messages_about_weights_in_a_package_name_its_file(packages: Packages, desk: Desk) -> None:
+    for kind in ("kept", "frozen", "weightless"):
+        with desk.open(packages.of(kind)).embedded_weights() as source:
+            assert source.subject == str(packages.of(kind))
 
 
 def test_a_package_cannot_be_split(packages: Packages, tmp_path: Path) -> None:
@@ -349,6 +417,7 @@ def cut(records: Records) -> None:
         (cut, "does not survive being loaded"),
         (edited(".wrapper.cpp", b"cached_torch_dtype_float32;", b"cached_torch_dtype_int32;"), "where its source has"),
         (edited(".wrapper.cpp", b"shape = {64, 16};", b"shape = {32, 32};"), "where its source has"),
+        (edited(".wrapper.cpp", b"stride = {16, 1};", b"stride = {1, 64};"), "where its source has"),
         (edited(".wrapper.cpp", b"_size[0];", b"_size[0]; aoti_torch_proxy_executor_call_function"), "own runner"),
     ],
 )

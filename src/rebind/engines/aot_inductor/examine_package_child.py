@@ -3,20 +3,22 @@
 What the library does to a process (symbols of another torch, instructions of another processor, a crash) is done to
 this one. Request: ``library`` and ``source`` are paths (of the ``.so``, and of its source), ``directory`` that of the
 entry, and ``blob`` and ``weights`` where the package keeps its weights aside
-(:meth:`rebind.engines.aot_inductor.package_archive.PackageArchive.extract`). Result: ``results``, the dtype and shape
-of each result of that one run, or none if the model refused to run on zeros; the values of all constants that can be
-set, if the package has them, are in ``weights.safetensors`` in the directory then.
+(:meth:`rebind.engines.aot_inductor.package_archive.PackageArchive.extract`); ``try_one`` tells whether to find out if
+it takes a batch of one, which may end the process. Result: ``results``, the dtype and shape of each result of that one
+run, or none if the model refused to run on zeros, and ``takes_one``; the values of all constants that can be set, if
+the package has them, are in ``weights.safetensors`` in the directory then.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from rebind.engines.aot_inductor.package_archive import WEIGHTS
-from rebind.engines.aot_inductor.package_source import read_source
+from rebind.engines.aot_inductor.package_archive import TRYING_ONE, WEIGHTS
+from rebind.engines.aot_inductor.package_source import read_source, same_layout
 from rebind.engines.aot_inductor.symbols import Symbol
 from rebind.errors import Internal
 from rebind.plans.build import serve_child
@@ -25,7 +27,7 @@ from rebind.weights.source import WeightsSource
 from rebind.weights.writing import write_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
@@ -38,6 +40,7 @@ def examine(request: dict[str, Any], report: Callable[[str], None]) -> dict[str,
     import torch
 
     from rebind.engines.aot_inductor.c_interface import Library
+    from rebind.engines.aot_inductor.package_batch import takes_one
     from rebind.engines.aot_inductor.package_library import Container
     from rebind.engines.aot_inductor.package_plan import make_function
 
@@ -49,17 +52,24 @@ def examine(request: dict[str, Any], report: Callable[[str], None]) -> dict[str,
     values = {} if source.frozen else _values(request, container, source)
     if values:
         report("taking out the weights")
-        write_weights(_Tensors(values, source), Path(request["directory"]) / WEIGHTS)
+        # Over those of a child that died when it tried a batch of one, if there was one.
+        write_weights(_Tensors(values, source), Path(request["directory"]) / WEIGHTS, overwrite=True)
     report("running it once")
     constants = {constant.name: values.get(constant.slot, _zeros(constant)) for constant in source.settable}
-    try:
-        with torch.inference_mode():
-            function = make_function(library, source, constants, 1)
-            results = function(_inputs(source))
-    except Internal as error:
-        report(f"it does not run on zeros: {error}")
-        return {"results": []}
-    return {"results": [[str(result.dtype).removeprefix("torch."), list(result.shape)] for result in results]}
+    results: Sequence[torch.Tensor] = []
+    one = False
+    with torch.inference_mode():
+        try:
+            results = make_function(library, source, constants, 1)(_inputs(source))
+        except Internal as error:
+            report(f"it does not run on zeros: {error}")
+        if request["try_one"]:
+            if not values:
+                constants = {constant.name: _random(constant) for constant in source.settable}
+            report(TRYING_ONE)
+            one = takes_one(make_function(library, source, constants, 1), source)
+    described = [[str(result.dtype).removeprefix("torch."), list(result.shape)] for result in results]
+    return {"results": described, "takes_one": one}
 
 
 class _Tensors(WeightsSource):
@@ -133,9 +143,9 @@ def _values(request: dict[str, Any], container: Container, source: PackageSource
         return {}
     for constant in source.settable:
         value = values.get(constant.slot)
-        stated = (constant.element and constant.element.torch, constant.shape)
-        found = None if value is None else (str(value.dtype).removeprefix("torch."), tuple(value.shape))
-        if found != stated:
+        stated = (constant.element and constant.element.torch, constant.shape, constant.strides)
+        found = None if value is None else (str(value.dtype).removeprefix("torch."), (*value.shape,), value.stride())
+        if found is None or found[:2] != stated[:2] or not same_layout(constant.shape, found[2], constant.strides):
             raise Internal(f"the value of {shown(constant.slot)} is {found} where its source has {stated}")
     return {constant.slot: laid_out(values[constant.slot], constant) for constant in source.settable}
 
@@ -176,6 +186,19 @@ def _zeros(constant: Constant) -> torch.Tensor:
     extent = 1 + sum((size - 1) * stride for size, stride in zip(constant.shape, constant.strides, strict=True))
     flat = torch.zeros(max(0, extent), dtype=getattr(torch, constant.element.torch))
     return flat.as_strided(constant.shape, constant.strides)
+
+
+def _random(constant: Constant) -> torch.Tensor:
+    """Values that make numbers of the order of one of numbers of the order of one; of variances, none is negative."""
+    import torch
+
+    assert constant.element is not None
+    value = _zeros(constant)
+    if not constant.element.is_float or value.numel() == 0:
+        return value
+    if len(constant.shape) < 2:
+        return value.copy_(torch.rand(constant.shape) + 0.5)
+    return value.copy_(torch.randn(constant.shape) / math.prod(constant.shape[1:]) ** 0.5)
 
 
 def _inputs(source: PackageSource) -> list[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rebind.engines.aot_inductor.symbols import Symbol
@@ -33,10 +34,14 @@ class Guarded(Protocol):
 
 
 class InputGuard:
-    """Checks arrays against a program's inputs: count, dtypes, shapes, equal sizes, and conditions on sizes."""
+    """Checks arrays against a program's inputs: count, dtypes, shapes, equal sizes, and conditions on sizes.
 
-    def __init__(self, program: Guarded) -> None:
+    ``too_small`` says of symbols why they may not be smaller than they may.
+    """
+
+    def __init__(self, program: Guarded, too_small: Mapping[str, str] = MappingProxyType({})) -> None:
         self._ranges = program.ranges
+        self._too_small = too_small
         self._conditions = program.conditions
         self._expected = [(argument, _dtype(argument), _sizes(argument)) for argument in program.arguments]
 
@@ -79,7 +84,10 @@ class InputGuard:
             if Symbol(symbol) in argument.shape
         )
         axis = argument.shape.index(Symbol(symbol))
-        problem = f"dimension {axis} has the size {size}, but the model was exported for {self._ranges[symbol]}"
+        sizes = self._ranges[symbol]
+        problem = f"dimension {axis} has the size {size}, but the model was exported for {sizes}"
+        if size < sizes.minimum and symbol in self._too_small:
+            problem += f"; {self._too_small[symbol]}"
         return InputRefused(position, argument.name, problem)
 
 

@@ -9,7 +9,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from rebind.engines.aot_inductor.call_spec import input_names, input_paths, result_names, result_paths
-from rebind.engines.aot_inductor.package_archive import LIBRARY, WEIGHTS, PackageArchive
+from rebind.engines.aot_inductor.package_archive import LIBRARY, TRYING_ONE, WEIGHTS, PackageArchive
+from rebind.engines.aot_inductor.package_source import NOT_ONE
 from rebind.engines.contract import Refit
 from rebind.engines.pytorch.dtypes import BY_TORCH
 from rebind.engines.pytorch.loaded import Loaded
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_REVISION = 1
+_REVISION = 2
 """Part of every key. To be raised when entries of older code must not be used any more."""
 _TIMEOUT_S = 600.0
 _MEMORY_BYTES = 64 << 30
@@ -47,7 +48,8 @@ _NO_SLOT = (
     f"{_REFITTABLE}, and knows tied ones by one name only"
 )
 _ELSEWHERE = "compile it again here, or serve the torch.export archive, which is compiled here"
-_FROZEN = f"the package was compiled with freezing and cannot take other weights; compile it with {_REFITTABLE}"
+_FROZEN = "the package was compiled with freezing"
+_REMEDY = f"compile it with {_REFITTABLE}, and without freezing and max_autotune, or serve the torch.export archive"
 
 
 class PackageGraph:
@@ -63,6 +65,10 @@ class PackageGraph:
         self._settings = Settings.from_options(options.model.parameters)
         self._archive = PackageArchive(model_file)
         self.source: PackageSource = self._archive.source
+        self._fixed = _FROZEN if self.source.frozen else self._archive.built_in
+        """Why it serves the weights that are in it, and no others; empty if it takes others."""
+        if self._fixed and not self._has_values:
+            raise self._invalid(f"has no weights, and can take none: {self._fixed}", _REMEDY)
         self.slots = self._slot_table()
         parts = {"engine": "aot_inductor package", "revision": str(_REVISION), "package": self._archive.digest}
         self.key = plan_key({**parts, "torch": importlib.metadata.version("torch"), **target_parts()})
@@ -70,6 +76,8 @@ class PackageGraph:
             self.key, self._examine, _log.info, options.cancelled
         )
         self._archive.close()
+        if self._entry.manifest["takes_one"]:
+            self.source = self.source.taking_one()
         self.inputs, self.outputs = self._inputs(), self._outputs(self._entry.manifest["results"])
 
     def __repr__(self) -> str:
@@ -99,12 +107,30 @@ class PackageGraph:
                 " inductor_configs={'joint_graph_constant_folding': False}"
             )
             lines.append((logging.WARNING, text))
+        if self._fixed:
+            lines.append((logging.INFO, f"the package of model '{name}' serves its own weights only: {self._fixed}"))
+        if self.source.may_take_one:
+            lines.append((logging.INFO, f"the package of model '{name}' takes no batch of one: {NOT_ONE}"))
         return lines
 
     def embedded_weights(self) -> WeightsSource:
-        """Those of the file that was opened, as the child took them out."""
+        """Those of the file that was opened, as the child took them out; none if it takes no others."""
+        if self._fixed or self._own_weights is None:
+            return _NoWeights(str(self.model_file))
+        source = open_weights(self._own_weights)
+        source.subject = str(self.model_file)
+        return source
+
+    @property
+    def _own_weights(self) -> Path | None:
+        """The file with the values of all constants that can be set, if the package has them."""
         path = self._entry.directory / WEIGHTS
-        return open_weights(path) if path.exists() else _NoWeights(str(self.model_file))
+        return path if path.exists() else None
+
+    @property
+    def _has_values(self) -> bool:
+        """Whether it has weights that can serve: those of a frozen package only within its library."""
+        return self.source.embedded or (self._archive.has_weights_aside and not self.source.frozen)
 
     def eager_plan(self) -> PackagePlan:
         return self.build_plan(lambda _: None)
@@ -121,7 +147,8 @@ class PackageGraph:
 
         from rebind.engines.aot_inductor.package_plan import PackagePlan
 
-        return PackagePlan(self.key, library, self.source, self.slots, self._execution, self._options.model.instances)
+        own, instances = self._own_weights if self._fixed else None, self._options.model.instances
+        return PackagePlan(self.key, library, self.source, self.slots, self._execution, instances, own)
 
     @functools.cached_property
     def _execution(self) -> Execution:
@@ -130,17 +157,18 @@ class PackageGraph:
         return Execution(self._settings, self._options.intra_op_threads)
 
     def _slot_table(self) -> SlotTable:
+        if self._fixed:
+            return SlotTable((), foreign=f"the package serves its own weights only: {self._fixed}; {_REMEDY}")
         slots = {slot.name: slot for slot in self._slots()}
-        return SlotTable(tuple(slots.values()), foreign=_FROZEN if self.source.frozen else _NO_SLOT)
+        return SlotTable(tuple(slots.values()), foreign=_NO_SLOT)
 
     def _slots(self) -> Iterator[Slot]:
         """One for each constant that can be set, and unused ones for what batch norms count but never read."""
-        has_values = self.source.embedded or self._archive.has_weights_aside
         for constant in self.source.settable:
             if constant.element is None:
                 self._archive.refuse(f"its weight {shown(constant.slot)} has a dtype that no weights file can have")
             shape = constant.element.slot_shape(constant.shape)
-            required = constant.from_state_dict or not has_values
+            required = constant.from_state_dict or not self._has_values
             yield Slot(constant.slot, constant.element.slot, shape, required)
             if constant.slot.endswith(".running_mean"):
                 yield Slot(constant.slot.removesuffix("running_mean") + "num_batches_tracked", "I64", (), False, False)
@@ -177,21 +205,37 @@ class PackageGraph:
 
     def _examine(self, directory: Path) -> dict[str, Any]:
         """Fills the package's entry in the cache of sources, with what a child process has loaded and run."""
-        request = self._archive.extract(directory)
+        request = {**self._archive.extract(directory), "directory": str(directory)}
         try:
-            found = run_child(
-                "rebind.engines.aot_inductor.examine_package_child",
-                {**request, "directory": str(directory)},
-                _log.debug,
-                timeout_s=_TIMEOUT_S,
-                memory_limit_bytes=_MEMORY_BYTES,
-                cancelled=self._options.cancelled,
-            )
+            found = self._run_child(request)
         except ChildError as error:
             raise self._invalid(*_wording(error)) from error
         except (ChildDied, ChildTimeout) as error:
             raise self._invalid(f"does not survive being loaded and run once: {error}", _ELSEWHERE) from error
         return {**found, "model_file": str(self.model_file)}
+
+    def _run_child(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What a child found; of one that did not survive a batch of one, all but that."""
+        reports: list[str] = []
+
+        def report(text: str) -> None:
+            _log.debug(text)
+            reports.append(text)
+
+        run = functools.partial(
+            run_child,
+            "rebind.engines.aot_inductor.examine_package_child",
+            report=report,
+            timeout_s=_TIMEOUT_S,
+            memory_limit_bytes=_MEMORY_BYTES,
+            cancelled=self._options.cancelled,
+        )
+        try:
+            return run({**request, "try_one": self.source.may_take_one})
+        except ChildDied:
+            if reports[-1:] != [TRYING_ONE]:
+                raise
+            return run({**request, "try_one": False})
 
     def _invalid(self, problem: str, remedy: str = "") -> ModelInvalid:
         return ModelInvalid(str(self.model_file), [Fault("", problem, remedy)])

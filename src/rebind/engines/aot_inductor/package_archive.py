@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from blake3 import blake3
 
 from rebind.engines.aot_inductor.compile_child import MAY_RAISE
-from rebind.engines.aot_inductor.package_source import read_source
+from rebind.engines.aot_inductor.package_source import read_source, tensor_numbers
 from rebind.engines.aot_inductor.program import mutation_fault
 from rebind.errors import Fault, ModelInvalid, WeightsRefused
 from rebind.plans.key import target_parts
@@ -43,6 +43,8 @@ LIBRARY = "model.so"
 """The library in the directory that :meth:`PackageArchive.extract` fills."""
 WEIGHTS = "weights.safetensors"
 """The values of constants, which a child process takes out."""
+TRYING_ONE = "trying a batch of one"
+"""What the child reports before it runs the package in a way that may well be its end."""
 _CODE = re.compile(r"([^/]+/)data/aotinductor/([^/]+)/(.+)")
 _PROGRAM = re.compile(r"[^/]+/models/[^/]+\.json")
 _MOST_TEXT_BYTES = 256 << 20
@@ -72,6 +74,8 @@ def is_package(path: Path) -> bool:
 class PackageArchive:
     """An open package that was compiled for this machine and this torch. ``source`` is what its source says.
 
+    ``built_in`` says what of its weights was built into it, so that it can take no others; it is empty for nothing.
+
     Raises :class:`rebind.errors.ModelInvalid` for a damaged file, one without what is needed, or one that was compiled
     for another machine or torch.
     """
@@ -86,8 +90,10 @@ class PackageArchive:
             self._library, self._text = self._only(r"\.so"), self._only(r"\.wrapper\.cpp")
             text = self._read_text(self._text)
             self._check_version(text)
-            self._check_loops()
+            codes = [self._read_text(member) for member in self._members(r"\.cpp")]
+            self._check_loops(codes)
             self.source = self._read_source(text)
+            self.built_in = self.source.built_in or self._numbers_built_in(codes)
             self.digest = self._digest()
         except BaseException:
             self.close()
@@ -180,10 +186,18 @@ class PackageArchive:
                 f"compile it again with torch {version}, or serve the torch.export archive, which is compiled here",
             )
 
-    def _check_loops(self) -> None:
+    def _numbers_built_in(self, codes: list[str]) -> str:
+        """What was small, or was computed when the package was compiled and is small, is in the code as numbers."""
+        numbers = [] if self.source.keeps_small_constants else tensor_numbers(codes)
+        if not numbers:
+            return ""
+        more = f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
+        return f"its code holds numbers that were weights, or were computed from them ({', '.join(numbers[:3])}{more})"
+
+    def _check_loops(self, codes: list[str]) -> None:
         """An exception within a parallel loop ends the process, and an index of a request may raise one."""
-        for member in self._members(r"\.cpp"):
-            functions = self._read_text(member).split('extern "C"')
+        for code in codes:
+            functions = code.split('extern "C"')
             if any("#pragma omp" in function and MAY_RAISE.search(function) for function in functions):
                 self.refuse(
                     "has loops that run in parallel and check indices: one index out of range would end the server",

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rebind.engines.aot_inductor.guard import InputGuard
 from rebind.engines.aot_inductor.package_library import Container, Models
+from rebind.engines.aot_inductor.package_source import NOT_ONE
 from rebind.engines.contract import Tier
 from rebind.engines.pytorch.tensors import check_weights, to_array, to_tensor, weight_tensor
+from rebind.weights.formats import open_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     import numpy.typing as npt
 
@@ -27,7 +31,8 @@ if TYPE_CHECKING:
 class PackagePlan:
     """A :class:`rebind.engines.contract.Plan` over a package's library, of which ``instances`` may run at once.
 
-    ``slots`` are those that weights are held against.
+    ``slots`` are those that weights are held against. ``own`` is the file with the values of all constants for a
+    package that takes no others.
     """
 
     tier = Tier.COMPILED
@@ -40,14 +45,16 @@ class PackagePlan:
         slots: SlotTable,
         execution: Execution,
         instances: int,
+        own: Path | None = None,
     ) -> None:
         self.key = key
         self.source = source
         self.execution = execution
-        self.guard = InputGuard(source)
+        self.guard = InputGuard(source, {source.batch: NOT_ONE} if source.batch and source.may_take_one else {})
         self._library = library
         self._slots = slots
         self._instances = instances
+        self._own = own
 
     def __repr__(self) -> str:
         return f"<package plan {self.key}>"
@@ -60,10 +67,24 @@ class PackagePlan:
     def _function(self, weights: WeightSet) -> Function:
         with self.execution.modes():
             tensors = {
-                constant.name: laid_out(_weight(weights.buffer(constant.slot), constant), constant)
+                constant.name: laid_out(_weight(self._buffer(weights, constant.slot), constant), constant)
                 for constant in self.source.settable
             }
             return make_function(self._library, self.source, tensors, self._instances)
+
+    def _buffer(self, weights: WeightSet, slot: str) -> memoryview:
+        return weights.buffer(slot) if self._own is None else self._own_buffers[slot]
+
+    @functools.cached_property
+    def _own_buffers(self) -> dict[str, memoryview]:
+        """Read once, however often the plan is bound."""
+        assert self._own is not None
+        buffers = {}
+        with open_weights(self._own) as source:
+            for name, info in source.tensors.items():
+                buffers[name] = memoryview(bytearray(info.nbytes))
+                source.read_into(name, 0, buffers[name])
+        return buffers
 
 
 class PackageBoundPlan:

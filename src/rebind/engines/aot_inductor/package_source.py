@@ -12,8 +12,9 @@ import ast
 import json
 import math
 import re
+import struct
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from rebind.engines.aot_inductor.program import Argument
@@ -22,13 +23,23 @@ from rebind.engines.pytorch.dtypes import BY_TORCH
 from rebind.tensor import SizeRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from rebind.engines.aot_inductor.conditions import Condition
     from rebind.engines.aot_inductor.symbols import Size
     from rebind.engines.pytorch.dtypes import ElementType
 
+NOT_ONE = (
+    "torch.export notes no size below 2 for any model, and given a batch of one this one reads beyond its tensors, or "
+    "does not answer as in a batch of two"
+)
+"""Why a package takes batches of 2 and more only, where that has not been proven wrong."""
 _FROZEN = "_frozen_param"
+_DERIVED = re.compile(r"constant\d+")
+"""What Inductor calls tensors that it made itself, of weights: packed matrices for its own multiplications."""
+_FEW_ELEMENTS = 8
+"""Vectors of up to so many elements, and scalars, become numbers in the code, unless that is switched off."""
+_FEW_DIGITS = 7
 _MOST_SIZE = 1 << 62
 
 _MODEL = re.compile(r": AOTInductorModelBase\((\d+),\s*(\d+),\s*(\d+),[^{]*?\b(true|false)\)\s*\{")
@@ -45,6 +56,10 @@ _WRITTEN = re.compile(
     r"|\baoti_torch_\w*(?:_out|_)\((?:wrap_with_raii_handle_if_needed\(reinterpret_tensor_wrapper\()?(\w+),"
 )
 _WHOLE = re.compile(r"\b(\d+)L\b")
+_COMMENT = re.compile(r"//.*")
+_WORD = re.compile(r"\w+")
+_NAMING = re.compile(r"auto& \w+ = constants_->at\(\d+\);")
+_NUMBER = re.compile(r"(?<![\w.])\d+\.\d+(?:e[-+]?\d+)?(?![\w.])")
 _ARITHMETIC = (ast.Expression, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Name, ast.Load, ast.Constant)
 
 
@@ -55,7 +70,8 @@ class Constant:
     ``name`` is what the code calls it, ``slot`` its name in the state dict. ``element`` None: of a type that no slot
     has. ``strides`` count elements, ``nbytes`` is what is reserved for it, padding included. ``from_state_dict``: a
     parameter, or a buffer that every state dict has; other buffers need not be in one. ``folded``: computed by the
-    package itself from other constants. ``plain``: laid out by strides.
+    package itself from other constants. ``derived``: computed from weights when the package was compiled. ``plain``:
+    laid out by strides. ``read``: by the code, if it has elements.
     """
 
     name: str
@@ -66,12 +82,14 @@ class Constant:
     nbytes: int
     from_state_dict: bool
     folded: bool
+    derived: bool
     plain: bool
+    read: bool
 
     @property
     def row_major(self) -> bool:
         """Whether its elements lie in row-major order."""
-        return _same_layout(self.shape, self.strides, _dense(self.shape, range(len(self.shape))))
+        return same_layout(self.shape, self.strides, _dense(self.shape, range(len(self.shape))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +119,44 @@ class PackageSource:
         return () if self.frozen else tuple(constant for constant in self.constants if not constant.folded)
 
     @property
+    def built_in(self) -> str:
+        """What of the weights was built in when the package was compiled, and outlives a refit; empty for nothing."""
+        for constant in self.constants:
+            if constant.derived:
+                return f"it holds {constant.slot!r}, which was computed from weights when it was compiled"
+            if not constant.read:
+                return f"its code does not read {constant.slot!r}, but what was computed from it when it was compiled"
+        return ""
+
+    @property
+    def keeps_small_constants(self) -> bool:
+        """Whether no tensor became numbers in the code: small ones are constants as well."""
+        return any(
+            len(constant.shape) <= 1 and math.prod(constant.shape) <= _FEW_ELEMENTS and not constant.folded
+            for constant in self.constants
+        )
+
+    @property
+    def batch(self) -> str | None:
+        """The symbol that is the first dimension of all inputs that have dimensions, and no other one."""
+        shapes = [argument.shape for argument in self.arguments if argument.shape]
+        first = {shape[0] for shape in shapes}
+        symbol = first.pop() if len(first) == 1 else None
+        if not isinstance(symbol, Symbol) or any(symbol in shape[1:] for shape in shapes):
+            return None
+        return symbol.name
+
+    @property
+    def may_take_one(self) -> bool:
+        """Whether the source does not tell if batches may be of 1: export notes no minimum below 2, whatever it was."""
+        return self.batch is not None and self.ranges[self.batch].minimum == 2
+
+    def taking_one(self) -> PackageSource:
+        """The same with batches from 1 on."""
+        assert self.batch is not None
+        return replace(self, ranges={**self.ranges, self.batch: SizeRange(1, self.ranges[self.batch].maximum)})
+
+    @property
     def folds(self) -> bool:
         """Whether the package computes constants from others, which has to be done anew for other weights."""
         return any(constant.folded for constant in self.constants)
@@ -122,7 +178,7 @@ def read_source(text: str) -> PackageSource:
     n_inputs, n_results, n_constants = (int(model[group]) for group in (1, 2, 3))
     checks = _read_checks(text, n_inputs)
     arguments, orders = _read_arguments(text, checks)
-    constants = tuple(_read_constants(text, n_constants))
+    constants = tuple(_read_constants(text, n_constants, _words_read(text)))
     names = {check.name: argument.name for check, argument in zip(checks, arguments, strict=True)}
     names |= {constant.name: constant.slot for constant in constants if not constant.folded}
     written = {name for names in _WRITTEN.findall(text) for name in names}
@@ -140,31 +196,58 @@ def read_source(text: str) -> PackageSource:
     )
 
 
+def tensor_numbers(texts: Iterable[str]) -> list[str]:
+    """Numbers in code that can hardly be but elements of tensors, in the order in which they occur.
+
+    Those of a program's text are short, or no numbers of single precision, as elements always are. Elements with few
+    digits and those in double precision leave no such trace.
+    """
+    code = (_COMMENT.sub("", text) for text in texts)
+    return [number for text in code for number in dict.fromkeys(_NUMBER.findall(text)) if _is_element(float(number))]
+
+
+def _is_element(number: float) -> bool:
+    limits = struct.unpack("<2f", struct.pack("<2I", 0x7F7FFFFF, 0x7F7F0000))  # the largest of float32 and bfloat16
+    if number > limits[0] or number in limits or number.is_integer() or math.frexp(number)[0] == 0.5:
+        return False
+    digits = repr(number).partition("e")[0].replace(".", "").strip("0")
+    return len(digits) > _FEW_DIGITS and struct.unpack("<f", struct.pack("<f", number))[0] == number
+
+
 # --- constants --------------------------------------------------------------------------------------------------------
 
 
-def _read_constants(text: str, count: int) -> Iterator[Constant]:
+def _words_read(text: str) -> set[str]:
+    """All words in what computes folded constants and results, but for where constants are given their names."""
+    code = text[text.index("AOTInductorModel::_const_run_impl(") :]
+    return set(_WORD.findall(_NAMING.sub("", _COMMENT.sub("", code))))
+
+
+def _read_constants(text: str, count: int, words: set[str]) -> Iterator[Constant]:
     fields: defaultdict[int, dict[str, str]] = defaultdict(dict)
     for index, field, value in _CONSTANT.findall(text):
         fields[int(index)][field] = value
     for index in range(count):
-        yield _constant(fields[index])
+        yield _constant(fields[index], words)
 
 
-def _constant(fields: Mapping[str, str]) -> Constant:
+def _constant(fields: Mapping[str, str], words: set[str]) -> Constant:
     name, slot = json.loads(fields["name"]), json.loads(fields["original_fqn"])
     kind = fields["type"].rpartition("::")[2].rstrip(")")
     statistics = slot.endswith((".running_mean", ".running_var"))
+    shape = _numbers(fields["shape"])
     return Constant(
         name=name,
         slot=slot or name,
         element=BY_TORCH.get(fields["dtype"].removeprefix("cached_torch_dtype_")),
-        shape=_numbers(fields["shape"]),
+        shape=shape,
         strides=_numbers(fields["stride"]),
         nbytes=int(fields["data_size"]),
         from_state_dict=kind == "Parameter" or (kind == "Buffer" and statistics),
         folded=fields["from_folded"] == "true",
+        derived=name.startswith(_FROZEN) or (kind == "Unknown" and _DERIVED.fullmatch(slot) is not None),
         plain=fields["layout"].endswith("cached_torch_layout_strided)"),
+        read=name in words or math.prod(shape) == 0,
     )
 
 
@@ -244,8 +327,7 @@ def _size(check: _Check, axis: int, symbols: Mapping[tuple[str, int], str], asse
 def _ranges(arguments: Sequence[Argument], checks: Sequence[_Check]) -> dict[str, SizeRange]:
     """The sizes that each symbol may have.
 
-    Export never notes a minimum below 2, whatever was asked for. Code for a batch of any size does for 1 too, unless it
-    looks at neighbours across the batch; sizes of 1 elsewhere are not to be trusted.
+    Export notes no minimum below 2, whatever was asked for; see :attr:`PackageSource.may_take_one`.
     """
     ranges: dict[str, SizeRange] = {}
     for argument, check in zip(arguments, checks, strict=True):
@@ -254,20 +336,7 @@ def _ranges(arguments: Sequence[Argument], checks: Sequence[_Check]) -> dict[str
                 known, limit = ranges.get(size.name, SizeRange(0, None)), check.limits.get(axis, SizeRange(0, None))
                 maxima = [maximum for maximum in (known.maximum, limit.maximum) if maximum is not None]
                 ranges[size.name] = SizeRange(max(known.minimum, limit.minimum), min(maxima, default=None))
-    batch = _batch(arguments)
-    if batch is not None and ranges[batch].minimum == 2:
-        ranges[batch] = SizeRange(1, ranges[batch].maximum)
     return ranges
-
-
-def _batch(arguments: Sequence[Argument]) -> str | None:
-    """The symbol that is the first dimension of all inputs that have dimensions, and no other one."""
-    shapes = [argument.shape for argument in arguments if argument.shape]
-    first = {shape[0] for shape in shapes}
-    symbol = first.pop() if len(first) == 1 else None
-    if not isinstance(symbol, Symbol) or any(symbol in shape[1:] for shape in shapes):
-        return None
-    return symbol.name
 
 
 def _order(index: int, shape: Sequence[Size], strides: Sequence[str]) -> tuple[int, ...] | None:
@@ -276,10 +345,10 @@ def _order(index: int, shape: Sequence[Size], strides: Sequence[str]) -> tuple[i
     samples = {name: 3 + 2 * number for number, name in enumerate(names)}
     sizes = [samples[size.name] if isinstance(size, Symbol) else cast("int", size) for size in shape]
     found = [_evaluate(stride, samples) for stride in strides]
-    if _same_layout(sizes, found, _dense(sizes, range(len(sizes)))):
+    if same_layout(sizes, found, _dense(sizes, range(len(sizes)))):
         return None
     order = tuple(sorted(range(len(sizes)), key=lambda axis: -found[axis]))
-    if not _same_layout(sizes, found, _dense(sizes, order)):
+    if not same_layout(sizes, found, _dense(sizes, order)):
         raise ValueError(f"its input {index} is no dense tensor; call .contiguous() on the example before torch.export")
     return order
 
@@ -294,7 +363,7 @@ def _dense(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def _same_layout(shape: Sequence[int], strides: Sequence[int], others: Sequence[int]) -> bool:
+def same_layout(shape: Sequence[int], strides: Sequence[int], others: Sequence[int]) -> bool:
     """Whether two strides place all elements alike: those of single elements do not matter."""
     return math.prod(shape) == 0 or all(
         size == 1 or ours == theirs for size, ours, theirs in zip(shape, strides, others, strict=True)
