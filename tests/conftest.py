@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import signal
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +27,42 @@ def recursion_limit() -> Iterator[None]:
     """Torch's compiler raises it for good, and then what servers find too deep would pass in the tests after it."""
     yield
     sys.setrecursionlimit(_RECURSION_LIMIT)
+
+
+_COMPILED = pytest.StashKey[Path]()
+_MAKER = pytest.StashKey["subprocess.Popen[bytes]"]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compiled packages lie where another process can make them: in a folder of this run, or in the one that stays."""
+    kept = os.environ.get("REBIND_TEST_CACHE")
+    config.stash[_COMPILED] = Path(kept) / "packages" if kept else Path(tempfile.mkdtemp(prefix="rebind-packages-"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begins to make compiled packages beside the tests, if the run is one of the whole suite."""
+    files = {item.path.name for item in session.items}
+    if {"test_package.py", "test_suite_package.py"} <= files and not session.config.option.collectonly:
+        command = ["nice", sys.executable, "-m", "tests.engines.ahead", str(session.config.stash[_COMPILED])]
+        session.config.stash[_MAKER] = subprocess.Popen(
+            command, cwd=session.config.rootpath, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0
+        )
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Ends the maker, and drops what it made for this run."""
+    maker = config.stash.get(_MAKER, None)
+    if maker is not None:
+        with maker, contextlib.suppress(ProcessLookupError):
+            os.killpg(maker.pid, signal.SIGKILL)
+    if "REBIND_TEST_CACHE" not in os.environ:
+        shutil.rmtree(config.stash[_COMPILED], ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def compiled_directory(pytestconfig: pytest.Config) -> Path:
+    """Where model files that take the compiler are made, once in a run."""
+    return pytestconfig.stash[_COMPILED]
 
 
 @pytest.fixture(scope="session")

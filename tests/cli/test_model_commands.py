@@ -228,6 +228,23 @@ def test_publish_refuses_weights_that_do_not_fit_before_it_replaces_anything(
     assert [path.name for path in model_dir.iterdir()] == ["1"]
 
 
+def test_publish_refuses_nan_unless_the_model_takes_it(
+    model_dir: Path, net: DigitsNet, cli: Cli, tmp_path: Path
+) -> None:
+    weights = net.state_dict()
+    weights["classifier.bias"] = torch.full((10,), torch.nan)
+    save_file(weights, tmp_path / "nan.safetensors")
+
+    code, _, err = cli("publish", tmp_path / "nan.safetensors", model_dir)
+
+    assert code == 1
+    assert "'classifier.bias': 10 of its values are NaN or infinite" in err
+    assert not (model_dir / "1" / "model.safetensors").exists()
+    parameter = 'parameters { key: "ALLOW_NON_FINITE_WEIGHTS" value { string_value: "true" } }'
+    (model_dir / "config.pbtxt").write_text(parameter)
+    assert cli("publish", tmp_path / "nan.safetensors", model_dir)[0] == 0
+
+
 class Masked(torch.nn.Module):
     """A layer with a constant, which state dicts leave out."""
 

@@ -250,18 +250,27 @@ def test_what_a_silent_graph_leaves_to_the_configuration_is_taken_from_it(size: 
     assert config.outputs == (ModelTensor("answer", DataType.FP64, (1,)),)
 
 
+UNTOLD = (
+    "the model file does not say what its inputs and outputs are; "
+    "list them all in config.pbtxt, each with name, data_type and dims"
+)
+
+
 def test_nothing_is_filled_in_for_a_silent_graph() -> None:
     assert refused("", SILENT) == [
         "unable to load model 'm', configuration expects 0 inputs, model provides 2; configure all inputs",
         "model configuration must contain at least one output, none were specified.",
+        UNTOLD,
     ]
     assert refused(TOKENS + ANSWER, SILENT) == [
-        "unable to load model 'm', configuration expects 1 inputs, model provides 2; configure all inputs"
+        "unable to load model 'm', configuration expects 1 inputs, model provides 2; configure all inputs",
+        UNTOLD,
     ]
     assert refused(TOKENS + 'input { name: "lengths" } output { name: "answer" dims: [ 1 ] }', SILENT) == [
         "model input 'lengths' must specify 'data_type' for m",
         "model input 'lengths' must specify 'dims' for m",
         "model output 'answer' must specify 'data_type' for m",
+        UNTOLD,
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from rebind.engines.contract import EngineOptions, Tier
 from rebind.engines.registry import engine
-from tests.engines.models import CASES, Case, Form
+from tests.engines.models import CASES, Case, Form, model_file
 from tests.engines.suite import Bench
 
 if TYPE_CHECKING:
@@ -20,15 +20,9 @@ MakeBench = Callable[[Case, Form, Tier], Bench]
 
 
 @pytest.fixture(scope="session")
-def model_files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+def model_files(compiled_directory: Path) -> ModelFiles:
     """Model files with the weights of seed 0, each made when it is first asked for. Who writes to one restores it."""
-    directory = tmp_path_factory.mktemp("models")
-
-    @functools.cache
-    def model_file(case: Case, form: Form) -> Path:
-        return case.save_as(form, 0, directory / f"{case.name}-{form.value}-{form.file_name}")
-
-    return model_file
+    return functools.cache(functools.partial(model_file, compiled_directory))
 
 
 @pytest.fixture(scope="session")

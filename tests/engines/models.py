@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from rebind.tensor import DataType
+from tests.engines.ahead import make_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
@@ -29,6 +30,8 @@ PACKAGE_OPTIONS: dict[str, Any] = {
     # A header compiled in advance costs more than it gives to the one compile that uses it.
     "aot_inductor.precompile_headers": False,
     "compile_threads": 1,
+    # As many threads as the compiling process has, otherwise: index checks in parallel loops are refused.
+    "cpp.threads": 1,
 }
 """Inductor's options for compiled packages whose weights can be replaced, all of them."""
 
@@ -344,3 +347,9 @@ MIXED = Case(
     outputs=(DataType.FP32, DataType.INT64, DataType.BOOL),
 )
 TORCHSCRIPT_CASES = (MLP, EVERYTHING, TRANSFORMER_PAIR, MIXED)
+
+
+def model_file(directory: Path, case: Case, form: Form) -> Path:
+    """The file of that form in ``directory``, with the weights of seed 0; made now if it is not there."""
+    name = f"{case.name}-{form.value}-torch-{torch.__version__}-{form.file_name}"
+    return make_once(directory / name, lambda path: case.save_as(form, 0, path))

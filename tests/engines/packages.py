@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +10,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from tests.engines.ahead import make_once
 from tests.engines.models import BATCH, EVERYTHING, MLP, PACKAGE_OPTIONS, Case, CountsCalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-DEFAULT = {key: PACKAGE_OPTIONS[key] for key in ("aot_inductor.precompile_headers", "compile_threads")}
+DEFAULT = {key: PACKAGE_OPTIONS[key] for key in ("aot_inductor.precompile_headers", "compile_threads", "cpp.threads")}
 """Inductor's own options, as far as they matter for what a package holds."""
 ASIDE = {**PACKAGE_OPTIONS, "aot_inductor.package_constants_in_so": False}
 AUTOTUNED = {
@@ -161,11 +161,6 @@ class Packages:
         self.of = functools.cache(self._of)
 
     def _of(self, kind: str) -> Path:
-        path = self._directory / f"{kind}-torch-{torch.__version__}.pt2"
-        if not path.exists():
-            partial = path.with_name(f"partial-{os.getpid()}-{path.name}")
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's own, about itself
-                KINDS[kind](partial)
-            partial.rename(path)
-        return path
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, about itself
+            return make_once(self._directory / f"{kind}-torch-{torch.__version__}.pt2", KINDS[kind])

@@ -100,7 +100,9 @@ def test_unused_slot_is_required_like_any_other_unless_optional() -> None:
 
 
 def test_file_without_tensors_is_missing_all() -> None:  # W6
-    assert faults_of({}, FALLBACK) == ["it has no tensors: missing all 4"]
+    assert faults_of({}, FALLBACK) == [
+        "it has no tensors: missing all 4; give a weights file that has them, beside the model file"
+    ]
 
 
 def test_foreign_file_of_ten_thousand_tensors_is_refused_in_a_bounded_message_and_time() -> None:

@@ -63,16 +63,18 @@ def publish(
 
 
 def _require_fit(weights: WeightsSource, model: str, plan_file: Path, config: ConfigMessage) -> None:
-    """Raises :class:`rebind.errors.WeightsRefused` with everything that does not fit the slots of ``plan_file``.
+    """Raises :class:`rebind.errors.WeightsRefused` for what a server would refuse in the place of ``plan_file``'s.
 
+    It is found by storing them, as a server does: after a restart, a file that is refused leaves nothing to serve.
     Where weights come from need not be where they serve: without the engine they go unchecked, and stderr says so.
     """
     from rebind.cli.model_dir import open_graph
+    from rebind.config.model import allows_non_finite_weights
     from rebind.config.server import default_plan_cache_dir
     from rebind.errors import Unsupported
     from rebind.plans.cache import PlanCache
     from rebind.weights.names import renamed
-    from rebind.weights.slots import check
+    from rebind.weights.store import WeightStore
 
     try:
         _, graph = open_graph(model, config, plan_file, PlanCache(default_plan_cache_dir()))
@@ -80,5 +82,5 @@ def _require_fit(weights: WeightsSource, model: str, plan_file: Path, config: Co
         typer.echo(f"warning: not checked whether the weights fit: {reason}", err=True)
         return
     with graph.embedded_weights() as embedded:
-        named = renamed(weights, graph.slots)
-        check(graph.slots, named.tensors, named.subject, embedded.tensors)
+        allowed = allows_non_finite_weights(config)
+        WeightStore().put(graph.slots, renamed(weights, graph.slots), embedded, allow_non_finite=allowed)

@@ -75,6 +75,9 @@ def complete(
     _reshape_scalars(config, facts)
     config = normalise(config, directory_name)
     faults += config_faults(config)
+    if faults and skipped_note(message, facts, directory_name):
+        problem = "the model file does not say what its inputs and outputs are"
+        faults.append(Fault("", problem, "list them all in config.pbtxt, each with name, data_type and dims"))
     if faults:
         raise ConfigInvalid(f"configuration of model '{directory_name}'", faults)
     return config

@@ -164,7 +164,12 @@ class ModelConfig:
     @property
     def allow_non_finite_weights(self) -> bool:
         """The parameter ``ALLOW_NON_FINITE_WEIGHTS``: NaN and infinite weights are taken as they are."""
-        return SWITCH_VALUES[self.parameters.get(ALLOW_NON_FINITE_WEIGHTS, "false").lower()]
+        return allows_non_finite_weights(self.message)
+
+
+def allows_non_finite_weights(message: ConfigMessage) -> bool:
+    """The parameter ``ALLOW_NON_FINITE_WEIGHTS`` of a configuration, completed or not; False for a bad value too."""
+    return SWITCH_VALUES.get(parameters(message).get(ALLOW_NON_FINITE_WEIGHTS, "").lower(), False)
 
 
 def intra_op_thread_count(message: ConfigMessage) -> int | None:

@@ -148,8 +148,11 @@ def _target_name(weights_file: Path, model: ModelDirectory, number: int, layout:
     rivals = [rival for rival in names if rival in there and rival != name]
     if rivals:
         problem = f"holds weights {', '.join(rivals)}, which would compete with {name}"
-        raise RepositoryInvalid(str(model.versions[number].path), [Fault("", problem, "remove it, or add a version")])
+        raise RepositoryInvalid(str(model.versions[number].path), [Fault("", problem, _ANOTHER_FORM)])
     return name
+
+
+_ANOTHER_FORM = "make it the same form with `rebind convert`, add a version, or remove the old file"
 
 
 def _no_name(layout: Layout) -> str:

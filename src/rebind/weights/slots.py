@@ -224,7 +224,10 @@ def check(
     fallback = fallback or {}
     missing = list(_missing(slots, offered, fallback))
     if missing and not offered:
-        raise refusal(subject, [Fault("", f"it has no tensors: missing all {len(missing)}")])
+        remedy = "give a weights file that has them, beside the model file"
+        raise refusal(subject, [Fault("", f"it has no tensors: missing all {len(missing)}", remedy)])
+    if offered and slots.foreign and not slots.slots:
+        raise refusal(subject, [Fault("", slots.foreign)])
     unexpected = [name for name in offered if name not in slots.by_name]
     faults = [*_misfits(slots, offered), *_missing_faults(missing, fallback), *_unexpected_faults(unexpected, missing)]
     if unexpected and slots.foreign:

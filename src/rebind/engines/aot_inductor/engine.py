@@ -100,8 +100,11 @@ class AotInductor:
     def split(self, model_file: Path, directory: Path) -> tuple[Path, Path]:
         """As :func:`rebind.engines.aot_inductor.split.split`; a compiled package is refused."""
         if is_package(model_file):
-            problem = "is a compiled package, whose code cannot be written anew without the weights in it"
-            remedy = "compile it with inductor_configs={'aot_inductor.package_constants_in_so': False, ...}"
+            problem = "is a compiled package, and code cannot be written anew without the weights in it"
+            remedy = (
+                "take the weights with `rebind convert`; to have a package without any, compile it with "
+                "inductor_configs={'aot_inductor.package_constants_in_so': False}"
+            )
             raise ModelInvalid(str(model_file), [Fault("", problem, remedy)])
         return split(model_file, directory)
 
