@@ -24,7 +24,6 @@ AUTOTUNED = {
     "max_autotune": True,
     "max_autotune_gemm_backends": "CPP",  # whose multiplications want weights in another layout, and in advance
     "autotune_in_subproc": False,
-    "cpp.threads": 1,
 }
 ON_DISK = "aot_inductor.package_constants_on_disk_format"
 
