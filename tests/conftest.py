@@ -30,7 +30,7 @@ def recursion_limit() -> Iterator[None]:
 
 
 _COMPILED = pytest.StashKey[Path]()
-_MAKER = pytest.StashKey["subprocess.Popen[bytes]"]()
+_MAKER = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,18 +43,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Begins to make compiled packages beside the tests, if the run is one of the whole suite."""
     files = {item.path.name for item in session.items}
     if {"test_package.py", "test_suite_package.py"} <= files and not session.config.option.collectonly:
-        command = ["nice", sys.executable, "-m", "tests.engines.ahead", str(session.config.stash[_COMPILED])]
-        session.config.stash[_MAKER] = subprocess.Popen(
-            command, cwd=session.config.rootpath, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0
-        )
+        maker = [sys.executable, "-m", "tests.engines.ahead", str(session.config.stash[_COMPILED])]
+        # A process group of its own, and no child of this process: some tests measure the memory of all children.
+        shell = ["sh", "-c", 'nice "$@" >/dev/null 2>&1 &', "sh", *maker]
+        with subprocess.Popen(shell, cwd=session.config.rootpath, process_group=0) as starter:
+            session.config.stash[_MAKER] = starter.pid
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Ends the maker, and drops what it made for this run."""
     maker = config.stash.get(_MAKER, None)
     if maker is not None:
-        with maker, contextlib.suppress(ProcessLookupError):
-            os.killpg(maker.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(maker, signal.SIGKILL)
     if "REBIND_TEST_CACHE" not in os.environ:
         shutil.rmtree(config.stash[_COMPILED], ignore_errors=True)
 
