@@ -48,12 +48,6 @@ def silero(request: pytest.FixtureRequest, make_bench: MakeBench) -> Bench:
     return make_bench(request.param, Form.SCRIPTED, Tier.COMPILED)
 
 
-class TestMiniLmExported(EngineSuite):
-    @pytest.fixture
-    def bench(self, make_bench: MakeBench) -> Bench:
-        return make_bench(MINILM, Form.EXPORTED, Tier.EAGER)
-
-
 class TestMiniLmTraced(EngineSuite):
     @pytest.fixture
     def bench(self, traced: Bench) -> Bench:
