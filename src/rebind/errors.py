@@ -5,15 +5,20 @@
     │   ├── CompileForbidden   a plan had to be built while REBIND_FORBID_COMPILE=1
     │   ├── CompileFailed      the compiler ran and gave no trustworthy plan
     │   └── StorageFailed      the disk or memory did not take what had to be stored
+    │       └── MemoryExceeded     weights do not fit into memory
     ├── NotFound           NOT_FOUND
     ├── InvalidArgument    INVALID_ARG
     │   ├── InputRefused       one of a graph's inputs
+    │   ├── DigestMismatch     a change was meant for other weights than those that serve
     │   └── Faulty             several faults of one subject, reported together
     │       ├── ConfigInvalid      config.pbtxt
     │       ├── RepositoryInvalid  the files of a model directory
     │       ├── ModelInvalid       a plan source (model.pt2, ...)
     │       └── WeightsRefused     a weights file or push
     ├── Unavailable        UNAVAILABLE
+    │   ├── Conflict           not while something else goes on
+    │   ├── WaitTimeout        what was waited for did not come in time
+    │   └── WeightsPending     a version that has no weights yet
     ├── Unsupported        UNSUPPORTED
     ├── AlreadyExists      ALREADY_EXISTS
     └── Cancelled          CANCELLED
@@ -74,6 +79,17 @@ class StorageFailed(Internal):
     """A disk or a memory limit did not take what had to be stored."""
 
 
+class MemoryExceeded(StorageFailed):
+    """Weights need ``needed_bytes`` where ``free_bytes`` are: of the server's limit, or (None) of the machine's."""
+
+    def __init__(self, needed_bytes: int, free_bytes: int, limit_bytes: int | None = None) -> None:
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+        self.limit_bytes = limit_bytes
+        of = "" if limit_bytes is None else f" of the limit of {limit_bytes} bytes (--weights-memory-limit)"
+        super().__init__(f"the weights need {needed_bytes} bytes of memory, {free_bytes} are available{of}")
+
+
 class NotFound(RebindError):
     """What the request names does not exist."""
 
@@ -95,10 +111,35 @@ class InputRefused(InvalidArgument):
         super().__init__(f"input '{name}': {problem}")
 
 
+class DigestMismatch(InvalidArgument):
+    """A conditional change of weights (``If-Match``) found others serving: ``digest``."""
+
+    def __init__(self, subject: str, expected: str, digest: str) -> None:
+        self.digest = digest
+        super().__init__(f"{subject}: the weights that serve have the digest '{digest}', not '{expected}'")
+
+
 class Unavailable(RebindError):
     """It exists but cannot be used now."""
 
     code = Code.UNAVAILABLE
+
+
+class Conflict(Unavailable):
+    """What is asked for collides with something that goes on, or has gone on meanwhile."""
+
+
+class WaitTimeout(Unavailable):
+    """What the client waited for did not come in the time that it gave."""
+
+
+class WeightsPending(Unavailable):
+    """A version without weights: it answers after the first push."""
+
+    def __init__(self, model: str, version: int) -> None:
+        super().__init__(
+            f"model '{model}' version {version} is not at ready state: WEIGHTS_PENDING (it has no weights, push some)"
+        )
 
 
 class Unsupported(RebindError):

@@ -198,6 +198,6 @@ def valid_headers(draw: st.DrawFn) -> tuple[bytes, int, dict[str, tuple[TensorIn
 @given(valid_headers())
 def test_every_valid_header_is_read_exactly(case: tuple[bytes, int, dict[str, tuple[TensorInfo, int]]]) -> None:
     header, size, expected = case
-    assert parse_header(header, size, "file") == expected
+    assert parse_header(header, size, "file") == parse_header(header, None, "file") == expected
     with pytest.raises(WeightsRefused):
         parse_header(header, size + 1, "file")

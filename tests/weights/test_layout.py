@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebind.weights.layout import ALIGNMENT, SLACK_BYTES, partition, place, worth_sharing
+from rebind.weights.layout import ALIGNMENT, SLACK_BYTES, Allowance, partition, place
 
 MIB = 1 << 20
 
@@ -45,12 +45,12 @@ def test_places_are_aligned_and_apart(sizes: list[int]) -> None:
 
 def test_whole_segment_is_shared_and_a_crumb_of_one_is_not() -> None:
     whole, crumb = Piece("whole", 64 * MIB), Piece("crumb", 64 * MIB)
-    assert worth_sharing({whole: 64 * MIB, crumb: 4096}) == {whole}
+    assert Allowance().worth_keeping({whole: 64 * MIB, crumb: 4096}) == {whole}
 
 
 def test_slack_goes_to_the_least_wasteful() -> None:
     tight, loose = Piece("tight", 300 * 1024), Piece("loose", 900 * 1024)
-    assert worth_sharing({loose: 1024, tight: 1024}) == {tight}
+    assert Allowance().worth_keeping({loose: 1024, tight: 1024}) == {tight}
 
 
 @given(
@@ -60,6 +60,6 @@ def test_slack_goes_to_the_least_wasteful() -> None:
 )
 def test_what_a_set_holds_never_exceeds_its_bytes_by_more_than_promised(segments: list[tuple[int, float]]) -> None:
     kept = {Piece(str(index), size): int(size * share) for index, (size, share) in enumerate(segments)}
-    worth = worth_sharing(kept)
+    worth = Allowance().worth_keeping(kept)
     held, used = sum(piece.nbytes for piece in worth), sum(kept[piece] for piece in worth)
     assert held <= used * 1.05 + SLACK_BYTES

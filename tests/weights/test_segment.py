@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rebind.errors import StorageFailed
+from rebind.errors import MemoryExceeded, StorageFailed
 from rebind.weights import segment as module
 from rebind.weights.segment import Segment, SegmentPool, available_memory_bytes
 
@@ -149,6 +149,59 @@ def test_more_than_the_machine_has_is_refused_with_numbers(pool: SegmentPool) ->
     with pytest.raises(StorageFailed, match=r"the weights need 1152921504606846976 bytes of memory, \d+ are available"):
         pool.take([PAGE, 1 << 60])
     assert pool.usage() == (PAGE, PAGE)  # the spare that would have been used is still there
+    del kept
+
+
+class TestLimit:
+    def test_more_than_the_limit_is_refused_with_numbers(self, clock: Clock) -> None:
+        pool = SegmentPool(60.0, clock, limit_bytes=4 * PAGE)
+        kept = pool.take([3 * PAGE])
+        with pytest.raises(MemoryExceeded) as refused:
+            pool.take([PAGE, PAGE])
+        error = refused.value
+        assert (error.needed_bytes, error.free_bytes, error.limit_bytes) == (2 * PAGE, PAGE, 4 * PAGE)
+        assert pool.free_bytes() == PAGE
+        assert pool.usage() == (3 * PAGE, 0)
+        assert len(pool.take([PAGE])) == 1
+        del kept
+
+    def test_spares_are_given_up_first(self, clock: Clock) -> None:
+        pool = SegmentPool(60.0, clock, limit_bytes=4 * PAGE)
+        kept, lent = pool.take([PAGE, PAGE]), pool.take([2 * PAGE])
+        del lent
+        assert pool.usage() == (2 * PAGE, 2 * PAGE)
+        more = pool.take([PAGE])
+        assert pool.usage() == (3 * PAGE, 0)
+        del kept, more
+
+    def test_spare_of_the_right_size_is_used_within_the_limit(self, clock: Clock) -> None:
+        pool = SegmentPool(60.0, clock, limit_bytes=4 * PAGE)
+        kept, [(first, view)] = pool.take([2 * PAGE]), pool.take([2 * PAGE])
+        del view
+        [(again, _)] = pool.take([2 * PAGE])
+        assert again is first
+        del kept
+
+    def test_shared_memory_counts_and_is_never_lent_again(self, clock: Clock) -> None:
+        pool = SegmentPool(60.0, clock, limit_bytes=4 * PAGE)
+        kept, (segment, view) = pool.take([PAGE]), pool.take_shared(2 * PAGE)
+        assert pool.usage() == (3 * PAGE, 0)
+        with pytest.raises(MemoryExceeded):
+            pool.take_shared(2 * PAGE)
+        del view
+        assert pool.usage() == (PAGE, 0)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(segment.descriptor)
+        del kept
+
+
+def test_thousands_of_small_spares_do_not_keep_a_descriptor_each(pool: SegmentPool) -> None:
+    kept = pool.take([4000 * PAGE])
+    before = len(memory_files())
+    lent = pool.take([PAGE] * 1000)
+    del lent
+    pool.trim()
+    assert len(memory_files()) - before <= 256
     del kept
 
 

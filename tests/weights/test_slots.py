@@ -130,6 +130,17 @@ def test_hostile_names_are_escaped_and_shortened() -> None:  # W18
     assert shown("a") == "'a'"
 
 
+def test_patch_may_lack_anything_and_is_held_to_the_slots_that_it_has() -> None:
+    check(TABLE, {}, "patch", partial=True)
+    check(TABLE, {"head.weight": TensorInfo("F16", (10, 4), 80)}, "patch", partial=True)
+    with pytest.raises(WeightsRefused) as refused:
+        check(TABLE, {"conv.bias": TensorInfo("F32", (9,), 36), "conv.wieght": FALLBACK["scale"]}, "p", partial=True)
+    assert [str(fault) for fault in refused.value.faults] == [
+        "'conv.bias': expected shape [8], got [9]",
+        "'conv.wieght': unexpected: the model has no such slot; did you mean 'conv.weight'?",
+    ]
+
+
 def test_table_round_trips_through_json() -> None:
     document = json.loads(json.dumps(TABLE.to_json()))
     assert SlotTable.from_json(document) == TABLE

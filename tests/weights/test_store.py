@@ -5,24 +5,27 @@ import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from blake3 import blake3
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from rebind.errors import StorageFailed, WeightsRefused
+from rebind.errors import MemoryExceeded, StorageFailed, WeightsRefused
 from rebind.weights.formats import open_weights
+from rebind.weights.in_memory import MemorySource
 from rebind.weights.reading import PIECE_BYTES
 from rebind.weights.safetensors import RecordSource
 from rebind.weights.slots import Slot, SlotTable, TensorInfo
 from rebind.weights.store import WeightStore
-from tests.weights.files import Arrays, arrays_of, entry, floats, put, raw_safetensors, save, table_of
+from tests.weights.files import Arrays, arrays_of, descriptors, entry, floats, put, raw_safetensors, save, table_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rebind.weights.store import WeightSet
+    from rebind.weights.store import PutResult, WeightSet
 
 MIB = 1 << 20
 
@@ -40,6 +43,11 @@ def store() -> WeightStore:
 def assert_holds(weights: WeightSet, arrays: Arrays) -> None:
     for name, array in arrays.items():
         assert bytes(weights.buffer(name)) == array.tobytes(), name
+
+
+def in_memory(arrays: Arrays) -> MemorySource:
+    infos = {name: slot.info for name, slot in table_of(arrays).by_name.items()}
+    return MemorySource("memory", {name: (infos[name], memoryview(array.tobytes())) for name, array in arrays.items()})
 
 
 def address(weights: WeightSet, name: str) -> int:
@@ -319,6 +327,154 @@ class TestSharing:
             assert_holds(weights, arrays)
             del following
             assert store.usage().segment_bytes <= 1.05 * weights.nbytes + 1.2 * MIB
+
+
+class TestPatch:
+    def base(self, store: WeightStore, path: Path, count: int, size: int) -> tuple[Arrays, WeightSet]:
+        arrays = arrays_of(0, **{f"t{index}": (size,) for index in range(count)})
+        return arrays, put(store, path, arrays).weights
+
+    def patch(self, store: WeightStore, path: Path, base: WeightSet, changed: Arrays, **options: Any) -> PutResult:
+        with open_weights(save(path, changed)) as source:
+            return store.put(base.slots, source, base=base, **options)
+
+    def test_other_tensors_are_shared_with_the_base(self, store: WeightStore, path: Path) -> None:
+        arrays, base = self.base(store, path, 100, MIB // 16)
+        changed = arrays_of(7, t42=(MIB // 16,))
+        result = self.patch(store, path, base, changed)
+        assert (result.copied_bytes, result.shared_bytes) == (MIB // 4, 99 * MIB // 4)
+        assert_holds(result.weights, arrays | changed)
+        assert_holds(base, arrays)
+        assert result.weights.digest == put(WeightStore(), path, arrays | changed).weights.digest
+        assert address(result.weights, "t41") == address(base, "t41")
+
+    def test_others_are_copied_where_sharing_would_keep_too_much_alive(self, store: WeightStore, path: Path) -> None:
+        arrays, base = self.base(store, path, 24, MIB // 4)  # a megabyte each, alone in its segment
+        small = arrays_of(1, **{f"s{index}": (1000,) for index in range(4)})
+        arrays |= small
+        base = put(store, path, dict(sorted(arrays.items()))).weights
+        changed = {name: array + 1 for name, array in arrays.items() if name[0] == "t"}
+        result = self.patch(store, path, base, changed)
+        assert_holds(result.weights, arrays | changed)
+        del base
+        assert store.usage().segment_bytes <= 1.05 * result.weights.nbytes + 1.2 * MIB
+
+    def test_bad_names_and_shapes_are_refused_with_near_matches(self, store: WeightStore, path: Path) -> None:
+        _, base = self.base(store, path, 3, 10)
+        with pytest.raises(WeightsRefused) as refused:
+            self.patch(store, path, base, arrays_of(0, t1=(11,), tt2=(10,)))
+        assert [str(fault) for fault in refused.value.faults] == [
+            "'t1': expected shape [10], got [11]",
+            "'tt2': unexpected: the model has no such slot; did you mean 't2'?",
+        ]
+
+    def test_values_of_the_base_are_not_looked_at_again_but_those_of_the_patch_are(
+        self, store: WeightStore, path: Path
+    ) -> None:
+        arrays = {"a": floats(np.nan), "b": floats(1)}
+        base = put(store, path, arrays, allow_non_finite=True).weights
+        assert_holds(self.patch(store, path, base, {"b": floats(2)}).weights, {"a": arrays["a"], "b": floats(2)})
+        with pytest.raises(WeightsRefused, match="'b': 1 of its values are NaN"):
+            self.patch(store, path, base, {"b": floats(np.inf)})
+
+    def test_base_for_other_slots_is_a_defect(self, store: WeightStore, path: Path) -> None:
+        _, base = self.base(store, path, 3, 10)
+        with open_weights(path) as source, pytest.raises(ValueError, match="same slots"):
+            store.put(SlotTable((Slot("t0", "F32", (10,)),)), source, base=base)
+
+    @settings(max_examples=25, deadline=None)
+    @given(st.data())
+    def test_whatever_is_patched_a_set_keeps_little_more_than_its_own_bytes(self, data: st.DataObject) -> None:
+        """At most a twentieth and a megabyte, and each of its segments ends with a page that may be part empty."""
+        sizes = data.draw(st.lists(st.sampled_from([0, 1, 500, 20_000, 70_000, 150_000, 400_000]), max_size=40))
+        values = {f"t{index}": np.full(size, -1, np.float32) for index, size in enumerate(sizes)}
+        slots, store = table_of(values), WeightStore()
+        weights = store.put(slots, in_memory(values)).weights
+        patches = st.sets(st.sampled_from(sorted(values)), max_size=4) if values else st.just(set())
+        for step, names in enumerate(data.draw(st.lists(patches, max_size=60))):
+            values |= {name: np.full_like(values[name], step) for name in names}
+            weights = store.put(slots, in_memory({name: values[name] for name in names}), base=weights).weights
+            segments = {tensor.segment for tensor in weights.tensors.values()}
+            padding = 64 * len(values) + 4096 * len(segments)
+            held = sum(segment.nbytes for segment in segments)
+            assert held <= 1.05 * (weights.nbytes + padding) + MIB
+            assert store.usage().segment_bytes == held
+        assert_holds(weights, values)
+
+
+class TestExamine:
+    def test_finds_the_digest_and_stores_nothing(self, store: WeightStore, path: Path) -> None:
+        arrays = arrays_of(0, big=(PIECE_BYTES // 4 + 9,), a=(10,)) | {"e": np.zeros((0, 4), np.float32)}
+        with open_weights(save(path, arrays)) as source:
+            digest = store.examine(table_of(arrays), source)
+        assert store.usage().segment_bytes == store.usage().spare_bytes == 0
+        assert digest == put(store, path, arrays).weights.digest
+
+    def test_finds_the_digest_of_a_patch(self, store: WeightStore, path: Path) -> None:
+        arrays = arrays_of(0, a=(10,), b=(20,))
+        base = put(store, path, arrays).weights
+        changed = arrays_of(1, b=(20,))
+        with open_weights(save(path, changed)) as source:
+            digest = store.examine(base.slots, source, base=base)
+            assert digest == store.put(base.slots, source, base=base).weights.digest != base.digest
+
+    def test_refuses_what_put_refuses(self, store: WeightStore, path: Path) -> None:
+        slots = SlotTable((Slot("a", "F32", (2,)), Slot("b", "F32", (2,), tied_to="a")))
+        for arrays, problem in (
+            ({"a": floats(1)}, "expected shape"),
+            ({"a": floats(1, 2), "b": floats(1, 3)}, "'b': differs from 'a'"),
+            ({"a": floats(1, np.inf)}, "'a': 1 of its values are NaN or infinite"),
+        ):
+            with open_weights(save(path, arrays)) as source, pytest.raises(WeightsRefused, match=problem):
+                store.examine(slots, source)
+
+
+class TestManyPuts:
+    def test_neither_memory_nor_time_grows_with_their_number(self) -> None:
+        """Patches of ever other tensors, on and on: as many objects and bytes after thousands as after hundreds."""
+        values = arrays_of(0, **{f"t{index}": (64,) for index in range(32)})
+        slots, store = table_of(values), WeightStore()
+        weights = store.put(slots, in_memory(values)).weights
+        found = []
+        for step in range(4000):
+            name = f"t{step % 32}"
+            values[name] = values[name] + np.float32(1)
+            weights = store.put(slots, in_memory({name: values[name]}), base=weights).weights
+            if step % 1000 == 999:
+                gc.collect()
+                usage = store.usage()
+                found.append((len(gc.get_objects()), usage.segment_bytes + usage.spare_bytes, len(descriptors())))
+        assert_holds(weights, values)
+        assert found[-1][0] <= found[0][0] + 1000  # of 3000 puts; the index of live tensors is swept now and then
+        assert [counts[1:] for counts in found] == [found[0][1:]] * 4
+
+    def test_index_of_live_tensors_forgets_the_dead(self) -> None:
+        slots, store = SlotTable((Slot("a", "F32", (4,)),)), WeightStore()
+        for step in range(1500):
+            store.put(slots, in_memory({"a": floats(step, 1, 2, 3)}))
+        assert len(store._assembler._live) <= 300
+
+
+class TestLimit:
+    def test_set_that_does_not_fit_is_refused_with_the_numbers_and_others_stay(self, path: Path) -> None:
+        store = WeightStore(limit_bytes=6 * MIB)
+        arrays = arrays_of(0, a=(MIB,))
+        weights = put(store, path, arrays).weights
+        with pytest.raises(MemoryExceeded) as refused:
+            put(store, path, arrays_of(1, a=(MIB,)))
+        error = refused.value
+        assert (error.needed_bytes, error.free_bytes, error.limit_bytes) == (4 * MIB, 2 * MIB, 6 * MIB)
+        assert_holds(weights, arrays)
+        assert put(store, path, arrays).copied_bytes == 0  # sharing needs no room
+
+    def test_spare_memory_counts_but_never_stands_in_the_way(self, path: Path) -> None:
+        store = WeightStore(limit_bytes=10 * MIB)
+        weights = [put(store, path, arrays_of(seed, a=(MIB,))).weights for seed in range(2)]
+        weights.pop(0)
+        assert store.usage().spare_bytes == 4 * MIB
+        assert store.free_bytes() == 6 * MIB
+        put(store, path, arrays_of(3, b=(5 * MIB // 4,)))
+        assert store.usage().segment_bytes + store.usage().spare_bytes <= 10 * MIB
 
 
 class TestDigest:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rebind.errors import StorageFailed, WeightsRefused
 from rebind.weights import strided
-from rebind.weights.reading import PIECE_BYTES, Origin, copy_tensors
+from rebind.weights.reading import PIECE_BYTES, Origin, read_tensors
 from rebind.weights.slots import TensorInfo
 from rebind.weights.strided import StridedSource, StridedTensor
 from rebind.weights.zipped import Member, ZipArchive
@@ -215,7 +215,7 @@ def test_readers_that_share_tensors_put_each_together_once(path: Path, method: i
     }
     with StridedSource("m", archive, tensors) as source:
         targets = {name: bytearray(array.nbytes) for name, array in arrays.items()}
-        list(copy_tensors([(Origin(source, name), memoryview(target)) for name, target in targets.items()]))
+        list(read_tensors([(Origin(source, name), memoryview(target)) for name, target in targets.items()]))
     assert targets == {name: array.tobytes() for name, array in arrays.items()}
     # A thread that comes to the second piece when the other has left the first pays for it once more.
     assert len(archive.reads) <= len(arrays) + 3

@@ -8,7 +8,11 @@
 * ``writing``: weights from any source to a file of any form;
 * ``reading``, ``finite``: tensors on their way into memory: copied, digested and looked through in one pass;
 * ``segment``, ``layout``: sealed shared memory, recycled but never under anything that still refers to it;
-* ``store``: immutable weight sets, equal tensors held once.
+* ``weight_set``, ``live``, ``fillings``, ``assembly``: immutable weight sets, and how they are made: equal tensors are
+  held once;
+* ``reception``, ``incoming``: tensors that arrive over the network; ``region``: those that a trainer writes into shared
+  memory; ``in_memory`` reads either;
+* ``store``: all of this for the rest of the server.
 
 Blocking and safe to call from any thread; knows neither torch nor asyncio.
 """

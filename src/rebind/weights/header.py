@@ -41,10 +41,11 @@ class _Invalid(Exception):
     """One entry is wrong; the text says how."""
 
 
-def parse_header(header: bytes, data_nbytes: int, subject: str) -> Records:
+def parse_header(header: bytes, data_nbytes: int | None, subject: str) -> Records:
     """The tensors that ``header`` (the JSON text alone) describes; offsets count from the first byte after it.
 
-    ``data_nbytes`` is how many bytes the file has there. Raises :class:`rebind.errors.WeightsRefused` with all faults.
+    ``data_nbytes`` is how many bytes the file has there; None: they are yet to arrive. Raises
+    :class:`rebind.errors.WeightsRefused` with all faults.
     """
     document, duplicates = load_object(header, subject)
     faults = [Fault(shown(name), "is in the header twice (duplicate key)") for name in duplicates]
@@ -154,7 +155,7 @@ def _nbytes(dtype: str, shape: list[int]) -> int:
     return whole
 
 
-def _coverage_faults(records: Records, data_nbytes: int) -> Iterator[Fault]:
+def _coverage_faults(records: Records, data_nbytes: int | None) -> Iterator[Fault]:
     """Where the tensors overlap, leave a hole, or end elsewhere than the file does."""
     position, previous = 0, ""
     for name, (info, begin) in sorted(records.items(), key=lambda item: (item[1][1], item[1][0].nbytes)):
@@ -164,6 +165,8 @@ def _coverage_faults(records: Records, data_nbytes: int) -> Iterator[Fault]:
             yield Fault(shown(name), f"begins at byte {begin}, within {shown(previous)}", "store tied tensors once")
         if begin + info.nbytes >= position:
             position, previous = begin + info.nbytes, name
+    if data_nbytes is None:
+        return
     if position > data_nbytes:
         yield Fault(
             "", f"truncated: {position - data_nbytes} of {position} bytes of tensors are missing", "copy it again"

@@ -1,9 +1,9 @@
 """How a weight set is laid out in memory segments, and which live segments it may share tensors from.
 
-Both are pure functions. A shared tensor keeps its whole segment in memory. So a set is cut into many segments, and
-shares only where little else stays behind. Whatever the order of refits, the segments that a set holds exceed its own
-bytes by at most a twentieth and :data:`SLACK_BYTES` (and padding), so that two generations of a model never take more
-than 2.1 times its weights.
+No input or output here. A shared tensor keeps its whole segment in memory. So a set is cut into many segments, and
+shares only where little else stays behind. Whatever the order of refits and patches, the segments that a set holds
+exceed its own bytes by at most a twentieth and :data:`SLACK_BYTES` (and padding), so that two generations of a model
+never take more than 2.1 times its weights.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ SLACK_BYTES: Final = 1 << 20
 """So little may stay behind without being weighed at all: a small model shares every tensor that is equal."""
 
 _PARTS = 64  # segments of a set, about; each is a file descriptor, so not one per tensor
+
+_MOST_SEGMENTS = 4 * _PARTS
+"""So many segments a set may take over from others; of more it takes the larger half, and the rest is copied together:
+in a row of patches not at each, but once in a hundred."""
 
 
 def padded(nbytes: int) -> int:
@@ -63,19 +67,27 @@ class _Sized(Protocol):
 S = TypeVar("S", bound=_Sized)
 
 
-def worth_sharing(kept: Mapping[S, int]) -> set[S]:
-    """The segments to share from; ``kept`` has the bytes that a new set would share of each.
+class Allowance:
+    """What one weight set may keep in memory beside its own tensors; less with everything that is taken of it."""
 
-    One where at most a twentieth of what is kept would be kept for nothing is shared; of the others as many as
-    :data:`SLACK_BYTES` of such waste allow, the least wasteful first.
-    """
-    worth: set[S] = set()
-    slack = SLACK_BYTES
-    waste = {segment: segment.nbytes - nbytes for segment, nbytes in kept.items()}
-    for segment in sorted(kept, key=waste.__getitem__):
-        if waste[segment] <= kept[segment] // 20:
-            worth.add(segment)
-        elif waste[segment] <= slack:
-            slack -= waste[segment]
-            worth.add(segment)
-    return worth
+    def __init__(self) -> None:
+        self._slack = SLACK_BYTES
+
+    def worth_keeping(self, kept: Mapping[S, int]) -> set[S]:
+        """The segments to take tensors from as they lie; ``kept`` has the bytes that the set would use of each.
+
+        One where at most a twentieth of what is kept would be kept for nothing is taken; of the others as many as the
+        slack allows, the least wasteful first. Of very many only those with the most bytes, so that a set that was
+        patched again and again does not lie in thousands of crumbs.
+        """
+        worth: list[S] = []
+        waste = {segment: segment.nbytes - nbytes for segment, nbytes in kept.items()}
+        for segment in sorted(kept, key=waste.__getitem__):
+            if waste[segment] <= kept[segment] // 20:
+                worth.append(segment)
+            elif waste[segment] <= self._slack:
+                self._slack -= waste[segment]
+                worth.append(segment)
+        if len(worth) > _MOST_SEGMENTS:
+            worth = sorted(worth, key=kept.__getitem__)[-_MOST_SEGMENTS // 2 :]
+        return set(worth)

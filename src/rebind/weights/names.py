@@ -67,26 +67,34 @@ def find_renaming(names: Collection[str], slot_names: Collection[str]) -> Renami
     return max(candidates, key=lambda renaming: sum(renaming.hits(slot, names) for slot in slot_names))
 
 
-def renamed(source: WeightsSource, slots: SlotTable) -> WeightsSource:
-    """``source`` with its tensors under the names that ``slots`` have for them: itself where those are the file's.
+def slot_names(names: Iterable[str], slots: SlotTable, subject: str) -> tuple[Mapping[str, str], str]:
+    """The names of a file by what ``slots`` call them, and its ``subject``, which tells the renaming if there is one.
 
-    What is read, checked and closed is ``source``. Its ``subject`` tells the renaming, so that messages lead back to
-    the names in the file. Raises :class:`rebind.errors.WeightsRefused` when two tensors would get one name; names that
-    fit no slot are left for :func:`rebind.weights.slots.check` to refuse.
+    Raises :class:`rebind.errors.WeightsRefused` when two tensors would get one name; names that fit no slot are left
+    for :func:`rebind.weights.slots.check` to refuse.
     """
-    renaming = find_renaming(source.tensors.keys(), slots.by_name.keys())
-    if renaming == Renaming():
-        return source
+    names = list(names)
+    renaming = find_renaming(names, slots.by_name.keys())
     originals: dict[str, str] = {}
     faults = []
-    for name in source.tensors:
+    for name in names:
         first = originals.setdefault(renaming.apply(name), name)
         if first != name:
             problem = f"the file has both {shown(first)} and {shown(name)}, which are one name for this model"
             faults.append(Fault(shown(renaming.apply(name)), problem, "remove one of them"))
     if faults:
-        raise refusal(source.subject, faults)
-    return _View(f"{source.subject} ({renaming})", source, originals)
+        raise refusal(subject, faults)
+    return originals, subject if renaming == Renaming() else f"{subject} ({renaming})"
+
+
+def renamed(source: WeightsSource, slots: SlotTable) -> WeightsSource:
+    """``source`` with its tensors under the names that ``slots`` have for them: itself where those are the file's.
+
+    What is read, checked and closed is ``source``. Its ``subject`` tells the renaming, so that messages lead back to
+    the names in the file. Errors as :func:`slot_names`.
+    """
+    originals, subject = slot_names(source.tensors, slots, source.subject)
+    return source if subject == source.subject else _View(subject, source, originals)
 
 
 def selected(source: WeightsSource, names: Iterable[str]) -> WeightsSource:

@@ -1,7 +1,8 @@
-"""Tensors on their way from a file into memory: read once, digested and looked through while in the cache."""
+"""Tensors on their way into memory: read once, or as they arrive; digested and looked through while in the cache."""
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -12,13 +13,17 @@ from blake3 import blake3
 from rebind.weights.finite import count_non_finite
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Sequence
+    from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+    from concurrent.futures import Executor, Future
 
     from rebind.weights.slots import TensorInfo
     from rebind.weights.source import WeightsSource
 
 READERS = 2
-"""Threads that read one weight set; more do not help, as memory is the limit (``engines.md`` section 1)."""
+"""Threads that read one weight set, or look through what arrives.
+
+More do not help, as memory is the limit (``engines.md`` section 1).
+"""
 
 PIECE_BYTES = 8 << 20
 """What one thread reads at a time, and the unit of digests; a whole number of elements of any dtype."""
@@ -28,6 +33,7 @@ HEAD_BYTES = 64
 
 _CHUNK_BYTES = 256 << 10  # small enough to be hashed and searched out of the second-level cache
 _SAMPLE_BYTES = 1024
+_BATCH_BYTES = 2 << 20  # of small pieces: to hand work to a thread costs as much as it takes to digest 200 kB
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,36 +71,125 @@ class InMemory(Protocol):
 T = TypeVar("T", bound=InMemory)
 
 
-def copy_tensors(jobs: Sequence[tuple[Origin, memoryview]]) -> Generator[Content, None, None]:
-    """Reads each tensor into the memory beside it, with :data:`READERS` threads; yields in order, as they are done.
+def read_tensors(jobs: Sequence[tuple[Origin, memoryview | None]]) -> Generator[Content, None, None]:
+    """Reads each tensor, with :data:`READERS` threads, into the memory beside it, if any; yields in order, when done.
 
     The first failure is raised after the threads have stopped.
     """
     pieces = [
-        (origin, start, target[start:stop])
+        (origin, start, stop, None if target is None else target[start:stop])
         for origin, target in jobs
-        for start, stop in _ranges(len(target), PIECE_BYTES)
+        for start, stop in piece_ranges(origin.info.nbytes)
     ]
     pool = ThreadPoolExecutor(READERS, thread_name_prefix="weights")
     try:
-        results = pool.map(_copy_piece, *zip(*pieces, strict=True)) if pieces else iter(())
-        for _, target in jobs:
-            done = [next(results) for _ in _ranges(len(target), PIECE_BYTES)]
-            digest = blake3(b"".join(digest for digest, _ in done)).hexdigest()
-            yield Content(digest, sum(non_finite for _, non_finite in done))
+        results = pool.map(_read_piece, *zip(*pieces, strict=True)) if pieces else iter(())
+        for origin, _ in jobs:
+            yield _content([next(results) for _ in piece_ranges(origin.info.nbytes)])
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _copy_piece(origin: Origin, start: int, target: memoryview) -> tuple[bytes, int]:
+def _read_piece(origin: Origin, start: int, stop: int, target: memoryview | None) -> tuple[bytes, int]:
+    return _look_through(origin.info.dtype, _read_chunks(origin, start, stop, target))
+
+
+def _read_chunks(origin: Origin, start: int, stop: int, target: memoryview | None) -> Iterator[memoryview]:
+    """No closure: the frame of one cannot be emptied, and would keep the memory as long as an error is kept."""
+    scratch = memoryview(bytearray(0 if target is not None else min(stop - start, _CHUNK_BYTES)))
+    for begin, end in _ranges(stop - start, _CHUNK_BYTES):
+        chunk = scratch[: end - begin] if target is None else target[begin:end]
+        origin.source.read_into(origin.name, start + begin, chunk)
+        yield chunk
+
+
+def _look_through(dtype: str, chunks: Iterable[memoryview]) -> tuple[bytes, int]:
+    """The digest of a piece, and how many of its values are NaN or infinite."""
     hasher = blake3()
     non_finite = 0
-    for begin, end in _ranges(len(target), _CHUNK_BYTES):
-        chunk = target[begin:end]
-        origin.source.read_into(origin.name, start + begin, chunk)
+    for chunk in chunks:
         hasher.update(chunk)
-        non_finite += count_non_finite(origin.info.dtype, chunk)
+        non_finite += count_non_finite(dtype, chunk)
     return hasher.digest(), non_finite
+
+
+def _content(pieces: Sequence[tuple[bytes, int]]) -> Content:
+    digest = blake3(b"".join(digest for digest, _ in pieces)).hexdigest()
+    return Content(digest, sum(non_finite for _, non_finite in pieces))
+
+
+def piece_ranges(nbytes: int) -> list[tuple[int, int]]:
+    """The pieces, begin and end, that a tensor of so many bytes is digested in."""
+    return _ranges(nbytes, PIECE_BYTES)
+
+
+class Arriving:
+    """A tensor whose pieces become complete in memory one after another; ``view`` is all of it.
+
+    ``content`` is known as soon as all of them have been looked through.
+    """
+
+    def __init__(self, dtype: str, view: memoryview) -> None:
+        self.dtype = dtype
+        self.view = view
+        self.content: Content | None = None if view else _content([])
+        self._pieces: dict[int, tuple[bytes, int]] = {}
+
+    def look_through(self, start: int, stop: int) -> None:
+        """Takes note of the piece from ``start`` to ``stop``. Several threads may, of several pieces."""
+        piece = self.view[start:stop]
+        chunks = (piece[begin:end] for begin, end in _ranges(len(piece), _CHUNK_BYTES))
+        self._pieces[start] = _look_through(self.dtype, chunks)
+        if len(self._pieces) == -(-len(self.view) // PIECE_BYTES):
+            self.content = _content([self._pieces[start] for start in sorted(self._pieces)])
+
+
+class Inspector:
+    """Looks tensors through on the threads of ``pool`` while they arrive: large pieces at once, small ones together.
+
+    Thread-safe.
+    """
+
+    def __init__(self, pool: Executor) -> None:
+        self._pool = pool
+        self._lock = threading.Lock()  # guards the three below
+        self._batch: list[tuple[Arriving, int, int]] = []
+        self._batch_nbytes = 0
+        self._running: list[Future[None]] = []
+
+    def add(self, tensor: Arriving, start: int, stop: int) -> None:
+        """A piece of ``tensor`` is complete."""
+        with self._lock:
+            self._batch.append((tensor, start, stop))
+            self._batch_nbytes += stop - start
+            if self._batch_nbytes >= _BATCH_BYTES:
+                self._submit()
+
+    def flush(self) -> None:
+        """Nothing more comes for a while."""
+        with self._lock:
+            self._submit()
+
+    def wait(self) -> None:
+        """Returns when all that was added has been looked through; raises what failed."""
+        self.flush()
+        with self._lock:
+            running = list(self._running)
+        for future in running:
+            future.result()
+
+    def _submit(self) -> None:
+        if self._batch:
+            self._running = [future for future in self._running if not future.done() or future.exception()]
+            self._running.append(self._pool.submit(_look_through_batch, self._batch))
+            self._batch, self._batch_nbytes = [], 0
+
+
+def _look_through_batch(batch: list[tuple[Arriving, int, int]]) -> None:
+    """Empties ``batch``, which the thread may keep for a moment longer, and begins with what is still in the cache."""
+    while batch:
+        tensor, start, stop = batch.pop()
+        tensor.look_through(start, stop)
 
 
 def read_head(origin: Origin) -> bytes:

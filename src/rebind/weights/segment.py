@@ -13,13 +13,14 @@ import mmap
 import os
 import threading
 import weakref
+from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rebind.errors import StorageFailed
+from rebind.errors import MemoryExceeded, StorageFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 # Python 3.11 lacks names for some of these (linux/fcntl.h).
 _F_SEAL_FUTURE_WRITE = 0x10
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
+_SHARED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+_MOST_SPARES = 256  # each is a file descriptor; small sets of ever other sizes would keep thousands
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -40,19 +44,8 @@ class Segment:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        try:
-            descriptor = os.memfd_create("rebind-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            try:
-                os.ftruncate(descriptor, nbytes)
-                self._memory = mmap.mmap(descriptor, nbytes)  # holds a descriptor of its own
-                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise StorageFailed(
-                f"no memory segment of {nbytes} bytes for weights: {error.strerror}; {available_memory_bytes()} bytes "
-                "are available; check the limits on memory, file size and open files (ulimit -a)"
-            ) from error
+        descriptor, self._memory = _memory_file(nbytes, _SEALS)
+        os.close(descriptor)  # the mapping holds one of its own
 
     def lend(self, on_free: Callable[[Segment], object]) -> memoryview:
         """All its bytes; calls ``on_free(self)`` once neither this view nor anything made from it is left.
@@ -64,16 +57,57 @@ class Segment:
         return exporter.data
 
 
+class SharedSegment(Segment):
+    """Memory that other processes may map and write to by way of ``descriptor``, and never grow, shrink or seal.
+
+    So nothing that they do can end this process. It is used once: somebody may keep a mapping of it for ever.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.descriptor, self._memory = _memory_file(nbytes, _SHARED_SEALS)
+        self._close = weakref.finalize(self, os.close, self.descriptor)
+        self._close.atexit = False
+
+    def close(self) -> None:
+        """Nobody can open it any more."""
+        self._close()
+
+    def discard(self) -> None:
+        """Gives its pages back, even where somebody keeps a mapping: zeros are seen there from now on."""
+        self.close()
+        self._memory.madvise(mmap.MADV_REMOVE)
+
+
+def _memory_file(nbytes: int, seals: int) -> tuple[int, mmap.mmap]:
+    """The descriptor of a new memory file, and our mapping of it, which is older than the seals."""
+    try:
+        with ExitStack() as on_failure:
+            descriptor = os.memfd_create("rebind-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            on_failure.callback(os.close, descriptor)
+            os.ftruncate(descriptor, nbytes)
+            memory = mmap.mmap(descriptor, nbytes)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+            on_failure.pop_all()
+            return descriptor, memory
+    except OSError as error:
+        raise StorageFailed(
+            f"no memory segment of {nbytes} bytes for weights: {error.strerror}; {available_memory_bytes()} bytes "
+            "are available; check the limits on memory, file size and open files (ulimit -a)"
+        ) from error
+
+
 class SegmentPool:
     """Lends segments and keeps those that came back, at most as many bytes as are lent, for ``idle_s`` seconds.
 
-    So a refit finds the memory of the generation before the last, and the pool never doubles more than once.
-    Thread-safe.
+    So a refit finds the memory of the generation before the last, and the pool never doubles more than once. What is
+    lent and what is kept never exceed ``limit_bytes`` together, if that is not None. Thread-safe.
     """
 
-    def __init__(self, idle_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, idle_s: float, clock: Callable[[], float], limit_bytes: int | None = None) -> None:
         self._idle_s = idle_s
         self._clock = clock
+        self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
         # Segments come back inside finalisers, which may run while this very thread holds the lock: a queue must do.
         self._returned: SimpleQueue[tuple[float, Segment]] = SimpleQueue()
@@ -84,13 +118,16 @@ class SegmentPool:
         """A segment of each size with the view of its bytes, whose contents are undefined.
 
         Spare segments of the right size are used first; then other spares make room for fresh ones. Raises
-        :class:`StorageFailed`, having taken none, when there is not enough memory.
+        :class:`MemoryExceeded`, having taken none, when there is not enough memory, and :class:`StorageFailed` when
+        the system does not give it.
         """
         with self._lock:
             self._collect()
+            self._require_within_limit(sum(sizes))
             found = [self._pop_spare(size) for size in sizes]
             try:
-                self._make_room(sum(size for size, spare in zip(sizes, found, strict=True) if spare is None))
+                fresh_nbytes = sum(size for size, spare in zip(sizes, found, strict=True) if spare is None)
+                self._make_room(fresh_nbytes, sum(sizes))
                 segments = [spare or Segment(size) for size, spare in zip(sizes, found, strict=True)]
             except StorageFailed:
                 self._spare += [(self._clock(), spare) for spare in found if spare is not None]
@@ -98,6 +135,23 @@ class SegmentPool:
             self._lent_nbytes += sum(sizes)
             self._drop_surplus()
             return [(segment, segment.lend(self._give_back)) for segment in segments]
+
+    def take_shared(self, nbytes: int) -> tuple[SharedSegment, memoryview]:
+        """Memory that other processes may write to, full of zeros. Counted and refused as :meth:`take` does."""
+        with self._lock:
+            self._collect()
+            self._require_within_limit(nbytes)
+            self._make_room(nbytes, nbytes)
+            segment = SharedSegment(nbytes)
+            self._lent_nbytes += nbytes
+            return segment, segment.lend(self._give_back)
+
+    def free_bytes(self) -> int:
+        """How much :meth:`take` would give now: within the limit, and of the machine's memory."""
+        with self._lock:
+            self._collect()
+            of_machine = available_memory_bytes() + self._spare_nbytes()
+            return of_machine if self._limit_bytes is None else min(of_machine, self._limit_bytes - self._lent_nbytes)
 
     def trim(self) -> int:
         """Frees what has been idle for ``idle_s``, and what exceeds the bytes lent; returns the bytes freed."""
@@ -122,7 +176,10 @@ class SegmentPool:
         while not self._returned.empty():
             since, segment = self._returned.get()
             self._lent_nbytes -= segment.nbytes
-            self._spare.append((since, segment))
+            if isinstance(segment, SharedSegment):
+                segment.discard()
+            else:
+                self._spare.append((since, segment))
 
     def _pop_spare(self, nbytes: int) -> Segment | None:
         for index, (_, segment) in enumerate(self._spare):
@@ -130,18 +187,27 @@ class SegmentPool:
                 return self._spare.pop(index)[1]
         return None
 
-    def _make_room(self, nbytes: int) -> None:
-        """Frees up to ``nbytes`` of spares, so that fresh segments do not come on top of them."""
-        freed = 0
-        while self._spare and freed < nbytes:
-            freed += self._spare.pop(0)[1].nbytes
-        if nbytes and nbytes > (available := available_memory_bytes()):
+    def _require_within_limit(self, nbytes: int) -> None:
+        if self._limit_bytes is not None and nbytes > (free_bytes := self._limit_bytes - self._lent_nbytes):
+            raise MemoryExceeded(nbytes, free_bytes, self._limit_bytes)
+
+    def _make_room(self, fresh_nbytes: int, nbytes: int) -> None:
+        """Frees spares for what is about to be lent, ``nbytes``, of which ``fresh_nbytes`` come in fresh segments.
+
+        As many as are fresh, so that those do not come on top, and what the limit takes.
+        """
+        excess = fresh_nbytes
+        if self._limit_bytes is not None:
+            excess = max(excess, self._lent_nbytes + nbytes + self._spare_nbytes() - self._limit_bytes)
+        while self._spare and excess > 0:
+            excess -= self._spare.pop(0)[1].nbytes
+        if fresh_nbytes and fresh_nbytes > (available := available_memory_bytes()):
             # The kernel would promise it all the same, and end the process when the pages are written to.
-            raise StorageFailed(f"the weights need {nbytes} bytes of memory, {available} are available")
+            raise MemoryExceeded(fresh_nbytes, available)
 
     def _drop_surplus(self) -> None:
         surplus = self._spare_nbytes() - self._lent_nbytes
-        while surplus > 0:
+        while surplus > 0 or len(self._spare) > _MOST_SPARES:
             surplus -= self._spare.pop(0)[1].nbytes
 
     def _spare_nbytes(self) -> int:

@@ -192,10 +192,20 @@ class SlotTable:
                 groups[slot.tied_to].append(slot)
         return tuple(map(tuple, groups.values()))
 
+    @cached_property
+    def used_tensors(self) -> tuple[tuple[Slot, ...], ...]:
+        """Those of :attr:`tensors` that the graph reads by one of their slots."""
+        return tuple(group for group in self.tensors if any(slot.used for slot in group))
+
+    @cached_property
+    def infos(self) -> Mapping[str, TensorInfo]:
+        """What a file must offer for each slot."""
+        return MappingProxyType({slot.name: slot.info for slot in self.slots})
+
     @property
     def nbytes(self) -> int:
         """Bytes of one weight set: every used tensor once, without padding."""
-        return sum(group[0].nbytes for group in self.tensors if any(slot.used for slot in group))
+        return sum(group[0].nbytes for group in self.used_tensors)
 
     @cached_property
     def digest(self) -> str:
@@ -213,23 +223,32 @@ class SlotTable:
 
 
 def check(
-    slots: SlotTable, offered: Mapping[str, TensorInfo], subject: str, fallback: Mapping[str, TensorInfo] | None = None
+    slots: SlotTable,
+    offered: Mapping[str, TensorInfo],
+    subject: str,
+    fallback: Mapping[str, TensorInfo] | None = None,
+    *,
+    partial: bool = False,
 ) -> None:
     """Refuses tensors that do not fit the slots; returns quietly when every slot can be filled.
 
-    ``offered`` is what the weights file has, ``fallback`` what the model file has for optional slots. Raises
-    :class:`WeightsRefused` with every missing, unexpected, and misfitting tensor. Ties and values need the bytes and
-    are checked by the store.
+    ``offered`` is what the weights file has, ``fallback`` what the model file has for optional slots. ``partial``: no
+    slot is missing, as the others are filled from elsewhere. Raises :class:`WeightsRefused` with every missing,
+    unexpected, and misfitting tensor. Ties and values need the bytes and are checked by the store.
     """
     fallback = fallback or {}
-    missing = list(_missing(slots, offered, fallback))
+    unexpected = [name for name in offered if name not in slots.by_name]
+    missing = list(_missing(slots, offered, fallback)) if unexpected or not partial else []
     if missing and not offered:
         remedy = "give a weights file that has them, beside the model file"
         raise refusal(subject, [Fault("", f"it has no tensors: missing all {len(missing)}", remedy)])
     if offered and slots.foreign and not slots.slots:
         raise refusal(subject, [Fault("", slots.foreign)])
-    unexpected = [name for name in offered if name not in slots.by_name]
-    faults = [*_misfits(slots, offered), *_missing_faults(missing, fallback), *_unexpected_faults(unexpected, missing)]
+    faults = [
+        *_misfits(slots, offered),
+        *(() if partial else _missing_faults(missing, fallback)),
+        *_unexpected_faults(unexpected, missing),
+    ]
     if unexpected and slots.foreign:
         faults.append(Fault("", slots.foreign))
     if faults:
@@ -263,11 +282,11 @@ def _missing_faults(missing: Iterable[tuple[Slot, ...]], fallback: Mapping[str, 
 
 
 def _misfits(slots: SlotTable, offered: Mapping[str, TensorInfo]) -> Iterator[Fault]:
-    used = {slot.name for group in slots.tensors if any(slot.used for slot in group) for slot in group}
+    used = {slot.name for group in slots.used_tensors for slot in group}
     for name, info in offered.items():
-        slot = slots.by_name.get(name)
-        if slot is None or name not in used or info.fits(slot.info):
+        if name not in used or info.fits(slots.infos[name]):
             continue
+        slot = slots.by_name[name]
         if slot.dtype == info.dtype and info.shaped:
             yield Fault(shown(name), f"expected shape {format_shape(slot.shape)}, got {format_shape(info.shape)}")
         elif slot.shape == info.shape:

@@ -208,19 +208,28 @@ def _write_index(selection: Selection, parts: Mapping[str, Sequence[str]], targe
     return Written(target, len(weight_map), selection.nbytes)
 
 
-def _write_safetensors(file: BinaryIO, selection: Selection) -> None:
-    """Wide elements first, as the library writes them, so that every tensor begins at a multiple of its element."""
-    order = sorted(selection.tensors, key=lambda name: -DTYPES[selection.tensors[name].dtype])
+def safetensors_head(tensors: Mapping[str, TensorInfo]) -> tuple[bytes, list[str]]:
+    """What a safetensors file of these tensors begins with, and the order in which their bytes follow.
+
+    Wide elements first, as the library writes them, so that every tensor begins at a multiple of its element. Raises
+    :class:`rebind.errors.InvalidArgument` for a header that we would not read.
+    """
+    order = sorted(tensors, key=lambda name: -DTYPES[tensors[name].dtype])
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}  # Hugging Face's libraries refuse a file without
     end = 0
     for name in order:
-        info = selection.tensors[name]
+        info = tensors[name]
         header[name] = {"dtype": info.dtype, "shape": info.shape, "data_offsets": (end, end + info.nbytes)}
         end += info.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % _HEADER_ALIGNMENT)
     _require_readable(text, "its header")
-    file.write(len(text).to_bytes(8, "little") + text)
+    return len(text).to_bytes(8, "little") + text, order
+
+
+def _write_safetensors(file: BinaryIO, selection: Selection) -> None:
+    head, order = safetensors_head(selection.tensors)
+    file.write(head)
     for name in order:
         file.writelines(selection.pieces(name))
 

@@ -1,0 +1,238 @@
+"""Weights that arrive over the network: written once, into the memory where they will serve, and digested meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rebind.errors import Conflict, MemoryExceeded, WeightsRefused
+from rebind.weights.fillings import fillings, non_finite, unequal_ties
+from rebind.weights.header import parse_header
+from rebind.weights.in_memory import MemorySource
+from rebind.weights.incoming import IncomingFile
+from rebind.weights.names import slot_names
+from rebind.weights.reading import Arriving, Inspector
+from rebind.weights.slots import check, refusal
+from rebind.weights.weight_set import StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from concurrent.futures import Executor
+
+    from rebind.errors import Fault
+    from rebind.weights.assembly import Assembler, PutResult
+    from rebind.weights.segment import Segment
+    from rebind.weights.slots import SlotTable, TensorInfo
+    from rebind.weights.source import WeightsSource
+    from rebind.weights.weight_set import Room, WeightSet
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A tensor that a file has announced, by the name of its slot; no ``room`` if no graph reads it."""
+
+    name: str
+    info: TensorInfo
+    room: Arrival | None
+
+
+class Arrival(Arriving):
+    """Room for a tensor that is written to once, as its bytes arrive."""
+
+    def __init__(self, info: TensorInfo, room: Room) -> None:
+        self.segment: Segment
+        self.segment, view = room
+        self.info = info
+        super().__init__(info.dtype, view)
+
+    def stored(self) -> StoredTensor:
+        """The tensor, all of whose bytes have arrived and been looked through."""
+        assert self.content is not None
+        return StoredTensor(self.info, self.content.digest, self.content.non_finite, self.segment, self.view)
+
+
+class Reception:
+    """The tensors of one weight set, or patch, as they arrive in any number of files, in any order or grouping.
+
+    What arrives is kept until :meth:`close`. A tensor that is sent twice counts as it was sent last; it gets memory of
+    its own, so that nothing that was digested, or serves by now, is ever written to. :meth:`finish` blocks and may be
+    called from any thread; all else is for the one thread, an event loop's, that receives, and does not block.
+    """
+
+    def __init__(
+        self, assembler: Assembler, threads: Executor, slots: SlotTable, base: WeightSet | None, subject: str
+    ) -> None:
+        self.subject = subject
+        self.received_bytes = 0
+        """Of all files, headers included."""
+        self._assembler = assembler
+        self._inspector = Inspector(threads)
+        self._slots = slots
+        self._base = base
+        self._firsts = {slot.name: group[0].name for group in slots.used_tensors for slot in group}
+        self._optional = {slot.name: slots.infos[slot.name] for slot in slots.slots if not slot.required}
+        self._room: dict[str, Room] | None = {} if base is not None else None
+        """By the first name of each tensor, where a full set goes; None until the first file."""
+        self._lock = threading.Lock()  # guards the rest
+        self._closed = False
+        self._arrived: dict[str, Arrival] = {}
+        self._stored: dict[str, StoredTensor] = {}  # those that a call of finish has found to be whole
+        self._dropped: dict[str, TensorInfo] = {}  # those that no graph reads
+
+    @property
+    def received_names(self) -> list[str]:
+        """The slots whose tensors have arrived whole."""
+        with self._lock:
+            return list(self._stored | self._arrived | self._dropped)
+
+    def incoming(self, *, whole: bool = False) -> IncomingFile:
+        """Where the next file goes; several may arrive side by side.
+
+        ``whole``: no other follows, so that what it lacks is refused as soon as its header is there. One that is let
+        go before it is complete leaves its complete tensors, and gives the memory of the others back.
+        """
+        return IncomingFile(self, whole=whole)
+
+    def finish(self, fallback: WeightsSource | None, *, allow_non_finite: bool = False) -> PutResult:
+        """The set of all that has arrived, with optional slots from ``fallback``; or the patched base.
+
+        Raises :class:`rebind.errors.WeightsRefused` with everything that is missing, tied and unequal, or NaN or
+        infinite in required slots unless ``allow_non_finite``; more tensors can then be sent, and this called again.
+        So they can after it has returned. Tensors that live sets have are shared with those, where that is worth it.
+        Raises :class:`rebind.errors.MemoryExceeded` where copies need more memory than there is, and
+        :class:`rebind.errors.Conflict` after :meth:`close`.
+        """
+        with self._assembler.turn(self._slots):
+            return self._finish(fallback, allow_non_finite=allow_non_finite)
+
+    def close(self) -> None:
+        """Gives the memory back, but for that of sets that were made; files that arrive are refused from now on."""
+        with self._lock:
+            self._closed = True
+            self._room = self._base = None
+            self._arrived, self._stored, self._dropped = {}, {}, {}
+
+    def announce(self, header: bytes, *, whole: bool) -> tuple[list[Expected], int]:
+        """The tensors of a file with this header, in the order of their bytes, and how many bytes those are.
+
+        Raises :class:`rebind.errors.WeightsRefused` with all faults, before anything has changed, and
+        :class:`rebind.errors.MemoryExceeded`; for want of memory, tensors that are announced anew are forgotten. For
+        :class:`rebind.weights.incoming.IncomingFile`, as all below.
+        """
+        records = parse_header(header, None, self.subject)
+        names, subject = slot_names(records, self._slots, self.subject)
+        infos = {name: records[original][0] for name, original in names.items()}
+        check(self._slots, infos, subject, self._optional, partial=not whole or self._base is not None)
+        with self._lock:
+            self._require_open()
+            try:
+                room = self._claim(infos)
+            except MemoryExceeded:
+                self._forget(infos)
+                room = self._claim(infos)
+        offsets = {name: records[original][1] for name, original in names.items()}
+        in_order = sorted(infos, key=lambda name: (offsets[name], infos[name].nbytes))
+        expected = [
+            Expected(name, infos[name], Arrival(infos[name], room[name]) if name in room else None) for name in in_order
+        ]
+        return expected, sum(info.nbytes for info in infos.values())
+
+    def piece_arrived(self, tensor: Arrival, start: int, stop: int) -> None:
+        """The bytes from ``start`` to ``stop`` of a tensor are there."""
+        self._inspector.add(tensor, start, stop)
+
+    def arrived(self, tensor: Expected) -> None:
+        """A tensor is complete, all its pieces have been told; Conflict after :meth:`close`."""
+        with self._lock:
+            self._require_open()
+            if tensor.room is None:
+                self._dropped[tensor.name] = tensor.info
+            else:
+                self._arrived[tensor.name] = tensor.room
+
+    def file_ended(self) -> None:
+        """A file is complete, or was given up."""
+        self._inspector.flush()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise Conflict(f"{self.subject}: the stage has ended; open another")
+
+    def _claim(self, infos: Mapping[str, TensorInfo]) -> dict[str, Room]:
+        """Room that nothing was written to, for all these tensors that a graph reads."""
+        firsts = {name: self._firsts[name] for name in infos if name in self._firsts}
+        prepared = self._prepare() if self._room is None else self._room
+        claimed: dict[str, str] = {}
+        for name, first in firsts.items():
+            if first in prepared:
+                claimed.setdefault(first, name)
+        others = [name for name, first in firsts.items() if claimed.get(first) != name]
+        fresh = self._assembler.reserve([infos[name].nbytes for name in others])
+        self._room = prepared
+        return {name: prepared.pop(first) for first, name in claimed.items()} | {
+            name: fresh[index] for index, name in enumerate(others)
+        }
+
+    def _forget(self, names: Iterable[str]) -> None:
+        """What is sent anew makes room for itself: the retry of a large file needs no second memory.
+
+        Waits for the digests, a matter of milliseconds, which keep memory that is to be used again.
+        """
+        self._inspector.wait()
+        for name in names:
+            self._arrived.pop(name, None)
+            self._stored.pop(name, None)
+
+    def _prepare(self) -> dict[str, Room]:
+        """Room for a full set, cut as the store cuts it: whatever the grouping, a set that fits not is refused at once.
+
+        It has none for optional slots, which may not come.
+        """
+        groups = self._slots.used_tensors
+        sizes = [self._slots.infos[group[0].name].nbytes for group in groups]
+        optional = {index for index, group in enumerate(groups) if not any(slot.required for slot in group)}
+        return {groups[index][0].name: room for index, room in self._assembler.reserve(sizes, optional).items()}
+
+    def _finish(self, fallback: WeightsSource | None, *, allow_non_finite: bool) -> PutResult:
+        stored = self._settle()
+        source = MemorySource(self.subject, {name: (tensor.info, tensor.view) for name, tensor in stored.items()})
+        wanted = list(fillings(self._slots, source, fallback, self._base, stored))
+        faults = [*self._misfits(source, fallback), *unequal_ties(wanted)]
+        if not allow_non_finite:
+            sent = [filling for filling in wanted if filling.arrived is not None]
+            contents = {index: filling.arrived for index, filling in enumerate(sent) if filling.arrived is not None}
+            faults += non_finite(sent, contents, source, fallback)
+        if faults:
+            raise refusal(self.subject, faults)
+        result = self._assembler.make(self._slots, wanted, self._assembler.gather(wanted), source)
+        self._keep(stored, result.weights)
+        return result
+
+    def _settle(self) -> dict[str, StoredTensor]:
+        """All tensors that have arrived whole until now, looked through."""
+        with self._lock:
+            self._require_open()
+            arrived = dict(self._arrived)
+        self._inspector.wait()
+        stored = {name: arrival.stored() for name, arrival in arrived.items()}
+        with self._lock:
+            # What was sent again meanwhile stays among those that have arrived: it is for the next call.
+            self._arrived = {name: each for name, each in self._arrived.items() if arrived.get(name) is not each}
+            self._stored |= stored
+            return dict(self._stored)
+
+    def _misfits(self, sent: WeightsSource, fallback: WeightsSource | None) -> Iterable[Fault]:
+        own = None if fallback is None else fallback.tensors
+        try:
+            check(self._slots, {**self._dropped, **sent.tensors}, self.subject, own, partial=self._base is not None)
+        except WeightsRefused as refused:
+            return refused.faults
+        return ()
+
+    def _keep(self, stored: Mapping[str, StoredTensor], weights: WeightSet) -> None:
+        """Of tensors that the set has elsewhere, our room is given back."""
+        with self._lock:
+            for name, tensor in stored.items():
+                if self._stored.get(name) is tensor:
+                    self._stored[name] = weights.tensors[name]

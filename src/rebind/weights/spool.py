@@ -1,0 +1,121 @@
+"""Weights files that arrive and wait on the disk, for models that have no memory for a second weight set."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rebind.errors import Fault, StorageFailed
+from rebind.weights.header import MOST_JSON_BYTES
+from rebind.weights.safetensors import open_safetensors
+from rebind.weights.slots import refusal
+from rebind.weights.source import WeightsSource
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rebind.weights.slots import SlotTable, TensorInfo
+
+_BUFFER_BYTES = 1 << 20
+
+
+class Spool:
+    """The counterpart of :class:`rebind.weights.reception.Reception` on the disk: files without names.
+
+    They lie in the system's directory for temporary files (``TMPDIR``), and are gone with :meth:`close`, or with the
+    process. ``slots`` bound how large they may be.
+    """
+
+    def __init__(self, slots: SlotTable, subject: str) -> None:
+        self._most_bytes = slots.nbytes + MOST_JSON_BYTES
+        self._subject = subject
+        self._files: list[WeightsSource] = []
+        self.received_bytes = 0
+
+    @property
+    def received_names(self) -> set[str]:
+        """The tensors of all files that have arrived whole."""
+        return {name for file in self._files for name in file.tensors}
+
+    def incoming(self) -> SpooledFile:
+        """Where another safetensors file goes."""
+        return SpooledFile(self)
+
+    def source(self) -> WeightsSource:
+        """All tensors; of one that came twice, the later."""
+        return _Merged(self._subject, self._files)
+
+    def close(self) -> None:
+        """Gives the disk's room back."""
+        for file in self._files:
+            file.close()
+
+    def count(self, nbytes: int) -> None:
+        """Notes bytes that have arrived; WeightsRefused when they are more than the weights can have."""
+        self.received_bytes += nbytes
+        if self.received_bytes > self._most_bytes:
+            raise refusal(self._subject, [Fault("", f"more than the {self._most_bytes} bytes that it can have")])
+
+    def add(self, path: Path) -> None:
+        """A file is complete; WeightsRefused when it is damaged."""
+        self._files.append(open_safetensors(path))
+
+
+class SpooledFile:
+    """One safetensors file on its way to the disk, used as :class:`rebind.weights.incoming.IncomingFile` is."""
+
+    def __init__(self, spool: Spool) -> None:
+        self.complete = False
+        self._spool = spool
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._file = tempfile.TemporaryFile(prefix="rebind-weights-")  # noqa: SIM115 - it outlives this call
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes go."""
+        return self._buffer
+
+    def received(self, count: int) -> None:
+        """Writes ``count`` bytes of the buffer to the disk; StorageFailed when it takes them not."""
+        self._spool.count(count)
+        try:
+            self._file.write(self._buffer[:count])
+        except OSError as error:
+            raise StorageFailed(f"cannot keep arriving weights in {tempfile.gettempdir()}: {error}") from error
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Takes bytes that are somewhere else."""
+        view = memoryview(data)
+        for start in range(0, len(view), _BUFFER_BYTES):
+            piece = view[start : start + _BUFFER_BYTES]
+            self._buffer[: len(piece)] = piece
+            self.received(len(piece))
+
+    def finish(self) -> None:
+        """The file is whole; WeightsRefused when it is damaged, or cut short."""
+        self._file.flush()
+        self._spool.add(Path(f"/proc/self/fd/{self._file.fileno()}"))
+        self.close()
+
+    def close(self) -> None:
+        """No more comes."""
+        self.complete = True
+        self._file.close()
+
+
+class _Merged(WeightsSource):
+    """Several files as one, which owns none of them."""
+
+    def __init__(self, subject: str, files: list[WeightsSource]) -> None:
+        self.subject = subject
+        self._homes = {name: file for file in files for name in file.tensors}
+        self.tensors: Mapping[str, TensorInfo] = {name: home.tensors[name] for name, home in self._homes.items()}
+
+    def read_into(self, name: str, start: int, buffer: memoryview) -> None:
+        self._homes[name].read_into(name, start, buffer)
+
+    def check_unchanged(self) -> None:
+        """Nobody else can write to them: they have no names."""
+
+    def close(self) -> None:
+        """They stay open for another try."""
