@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from rebind.errors import InvalidArgument, NotFound, RepositoryInvalid, StorageFailed, WeightsRefused
 from rebind.repository.manifest import manifest_path, read_manifest, shard_names
-from rebind.repository.publish import _distinct_mtime, publish
+from rebind.repository.publish import _distinct_mtime, publish, publish_written, suffix_in
 from rebind.repository.versions import Layout, resolve
 from tests.repository.repositories import model, write, write_index
 
@@ -271,6 +271,94 @@ def test_publications_into_one_version_at_once_end_with_a_fitting_label(served: 
     assert target.read_bytes() == (tmp_path / f"out/{manifest.label}").read_bytes()
 
 
+def write_trained(path: Path) -> None:
+    """What a callable of :func:`publish_written` does."""
+    path.write_bytes(b"trained " * 1000)
+
+
+def test_written_weights_are_published_as_a_copied_file_is(served: Path) -> None:
+    target = publish_written(write_trained, ".safetensors", served, 1, "step-7")
+
+    assert target == served / "1/model.safetensors"
+    assert target.read_bytes() == b"trained " * 1000
+    manifest = read_manifest(target)
+    assert manifest is not None
+    assert (manifest.label, manifest.size) == ("step-7", 8000)
+    assert manifest.digest == blake3(b"trained " * 1000).hexdigest()
+    assert leftovers(served) == []
+
+
+def test_written_weights_can_be_a_new_version(served: Path) -> None:
+    target = publish_written(write_trained, ".safetensors", served, label="step-7")
+
+    assert target == served / "2/model.safetensors"
+    assert model(served).versions[2].files == {"model.safetensors"}
+    assert read_manifest(target) is not None
+
+
+def test_written_shards_get_names_of_their_own(served: Path) -> None:
+    (served / "1/model.safetensors").unlink()
+
+    def write_shards(path: Path) -> None:
+        write(path.with_name("model-1.safetensors"), b"shard a")
+        write(path.with_name("model-2.safetensors"), b"shard b")
+        write_index(path, "model-1.safetensors", "model-2.safetensors")
+
+    first = publish_written(write_shards, ".safetensors.index.json", served, 1, "one")
+    second = publish_written(write_shards, ".safetensors.index.json", served, 1, "two")
+
+    assert first == second == served / "1/model.safetensors.index.json"
+    assert {(second.parent / name).read_bytes() for name in shard_names(second)} == {b"shard a", b"shard b"}
+    assert all(re.fullmatch(r"model-[0-9a-f]{16}-0000\d-of-00002\.safetensors", name) for name in shard_names(second))
+    manifest = read_manifest(second)
+    assert manifest is not None
+    assert manifest.label == "two"
+    assert leftovers(served) == []
+
+
+def test_weights_that_are_not_written_whole_change_nothing(served: Path) -> None:
+    def write_half(path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(StorageFailed, match=rf"{served} is full: \d+ are free"):
+        publish_written(write_half, ".safetensors", served, 1)
+    with pytest.raises(RepositoryInvalid, match=r"holds weights model\.safetensors, which would compete with"):
+        publish_written(write_trained, ".npz", served, 1)
+    with pytest.raises(InvalidArgument, match=r"the written file is of another format than WEIGHTS_FILENAME 'w\.npz'"):
+        publish_written(write_trained, ".safetensors", served, 1, layout=Layout(weights_filename="w.npz"))
+    with pytest.raises(InvalidArgument, match="a label is"):
+        publish_written(write_trained, ".safetensors", served, 1, "")
+
+    assert (served / "1/model.safetensors").read_bytes() == b"hand-made"
+    assert leftovers(served) == []
+
+
+def test_suffix_is_that_of_the_weights_which_are_there_or_named(served: Path) -> None:
+    assert suffix_in(served, 1) == ".safetensors"
+    assert suffix_in(served, 7) == suffix_in(served) == ".safetensors"
+    assert suffix_in(served, 1, Layout(weights_filename="w.pt")) == ".pt"
+    (served / "1/model.safetensors").rename(served / "1/model.npz")
+    assert suffix_in(served, 1) == ".npz"
+    (served / "1/model.npz").unlink()
+    assert suffix_in(served, 1) == ".safetensors"
+    write(served / "1/model.wts")
+    write(served / "1/model.npz")
+    with pytest.raises(RepositoryInvalid, match=r"'model\.wts' and 'model\.npz' are there"):
+        suffix_in(served, 1)
+
+
+def test_death_at_any_step_of_writing_leaves_the_old_pair_or_the_new(served: Path) -> None:
+    target = publish_written(lambda path: path.write_bytes(b"old"), ".safetensors", served, 1, "old")
+    seen = []
+    for _ in killed(lambda: publish_written(write_trained, ".safetensors", served, 1, "new")):
+        manifest = read_manifest(target)
+        assert manifest is not None
+        seen.append((target.read_bytes()[:7], manifest.label))
+
+    assert set(seen) == {(b"old", "old"), (b"trained", "new")}
+
+
 def die_at(fatal_step: int) -> Callable[[str, tuple[object, ...]], None]:
     """An audit hook that ends the process just before it touches the file system for the ``fatal_step``-th time."""
     steps = iter(range(1, fatal_step))
@@ -283,6 +371,11 @@ def die_at(fatal_step: int) -> Callable[[str, tuple[object, ...]], None]:
 
 
 def killed_publications(source: Path, model_dir: Path, version: int | None, label: str) -> Iterator[None]:
+    """As :func:`killed`, of :func:`publish`."""
+    return killed(lambda: publish(source, model_dir, version, label))
+
+
+def killed(publication: Callable[[], object]) -> Iterator[None]:
     """Publishes in child processes that die at the first, second, third ... step that touches the file system; yields
     after each death, and ends when one has lived to the end."""
     for fatal_step in range(1, 1000):
@@ -290,7 +383,7 @@ def killed_publications(source: Path, model_dir: Path, version: int | None, labe
         if child == 0:
             try:
                 sys.addaudithook(die_at(fatal_step))
-                publish(source, model_dir, version, label)
+                publication()
                 os._exit(0)
             finally:
                 os._exit(1)

@@ -2,7 +2,7 @@
 
 Everything is written aside, in a directory of a dot-name that no scan looks into, synced, and renamed into place:
 
-1. [aside] copy the weights, and the shards when it is an index; digest them in the same pass; fsync;
+1. [aside] copy or write the weights, and the shards when it is an index; digest them; fsync;
 2. [locked] shards into place, under names that hold their digest, so that none replaces one in use;
 3. [locked] the manifest into place: it vouches for the new file, and for the one still there;
 4. [locked] the weights file, or the index, into place: **this rename is the publication**;
@@ -15,20 +15,13 @@ call.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import json
 import os
 import re
-import shutil
-import time
-import uuid
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
-
-from blake3 import blake3
+from typing import TYPE_CHECKING
 
 from rebind.errors import (
     AlreadyExists,
@@ -36,13 +29,21 @@ from rebind.errors import (
     InvalidArgument,
     NotFound,
     RepositoryInvalid,
-    StorageFailed,
     WeightsRefused,
+)
+from rebind.repository.aside import (
+    CHANGED,
+    copy_durably,
+    directory_aside,
+    locked,
+    settle,
+    storage_errors,
+    sync,
+    write_durably,
 )
 from rebind.repository.manifest import (
     INDEX_SUFFIX,
     LABEL_CHARACTERS,
-    Content,
     Manifest,
     encode_manifests,
     is_label,
@@ -56,20 +57,15 @@ from rebind.repository.versions import (
     WEIGHTS_SUFFIXES,
     Layout,
     nearest_plan,
+    resolve,
     weights_suffix,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Mapping
 
+    from rebind.repository.manifest import Content
     from rebind.repository.scan import ModelDirectory
-
-_ASIDE_PREFIX = ".publish-"
-_LOCK_FILE = ".publish.lock"
-_ABANDONED_S = 24 * 3600.0
-"""What lies aside and was not written to for a day belongs to a publication that was killed."""
-_CHUNK_BYTES = 4 << 20
-_FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
 
 
 def publish(
@@ -93,15 +89,75 @@ def publish(
     compete, :class:`WeightsRefused` when the source changes meanwhile, :class:`StorageFailed` when the disk refuses.
     """
     _check_label(label)
+    suffix = weights_suffix(weights_file.name)
+    if suffix is None:
+        raise InvalidArgument(f"{weights_file} does not end as a weights file; known: {', '.join(WEIGHTS_SUFFIXES)}")
     sources = _sources(weights_file)
+    needed = sum(source.stat().st_size for source in sources)
+    count = _counter(needed, report)
+    make = _Make(str(weights_file), suffix, needed, lambda target: _copy_all(sources, target, count))
+    return _publish(make, model_dir, version, label, layout)
+
+
+def publish_written(
+    write: Callable[[Path], object],
+    suffix: str,
+    model_dir: Path,
+    version: int | None = None,
+    label: str | None = None,
+    layout: Layout = USUAL_LAYOUT,
+) -> Path:
+    """As :func:`publish`, for weights that are in no file yet: ``write(path)`` writes them.
+
+    ``path`` ends with ``suffix``, see :func:`suffix_in`; the shards of an index go beside it. It lies in an empty
+    directory, and nothing of it is seen before the return, when all of it is durable. What ``write`` raises is passed
+    on, and leaves nothing behind.
+    """
+    _check_label(label)
+
+    def written(target: Path) -> dict[str, Content]:
+        write(target)
+        return {path.name: settle(path) for path in target.parent.iterdir()}
+
+    return _publish(_Make("the written file", suffix, None, written), model_dir, version, label, layout)
+
+
+def suffix_in(model_dir: Path, version: int | None = None, layout: Layout = USUAL_LAYOUT) -> str:
+    """The suffix that weights published into ``version`` can have: one of :data:`WEIGHTS_SUFFIXES`, or ``.pt``.
+
+    That of the weights which are there, or which ``layout`` names; else ``.safetensors``. Raises as :func:`publish`.
+    """
+    if layout.weights_filename:
+        return weights_suffix(layout.weights_filename) or ""
+    model = list_model(model_dir)
+    if version is None or version not in model.versions:
+        return ".safetensors"
+    weights_file = resolve(model, version, layout).weights_file
+    return ".safetensors" if weights_file is None else weights_suffix(weights_file.name) or ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Make:
+    """How weights come into being aside.
+
+    ``fill(path)`` makes the file ``path``, beside it the shards if it is an index, and returns by name what they are;
+    all are durable then. ``subject`` is what messages call them; they take ``nbytes``, if that is known.
+    """
+
+    subject: str
+    suffix: str
+    nbytes: int | None
+    fill: Callable[[Path], Mapping[str, Content]]
+
+
+def _publish(make: _Make, model_dir: Path, version: int | None, label: str | None, layout: Layout) -> Path:
     model = list_model(model_dir)
     number = _next_version(model) if version is None else version
-    name = _target_name(weights_file, model, number, layout)
+    name = _target_name(make, model, number, layout)
     home = model.versions[number].path if number in model.versions else None
-    needed = sum(source.stat().st_size for source in sources)
-    with _storage_errors(model_dir, needed), _aside(home or model_dir) as aside:
-        manifest = _stage(sources, aside / name, label, _counter(needed, report))
-        with _locked(model_dir):
+    with storage_errors(model_dir, make.nbytes), directory_aside(home or model_dir) as aside:
+        manifest = _stage(make, aside / name, label)
+        with locked(model_dir):
             if home is not None:
                 return _replace(home / name, aside, manifest)
             number = _next_version(list_model(model_dir)) if version is None else version
@@ -132,18 +188,15 @@ def _next_version(model: ModelDirectory) -> int:
     return max(model.versions, default=0) + 1
 
 
-def _target_name(weights_file: Path, model: ModelDirectory, number: int, layout: Layout) -> str:
+def _target_name(make: _Make, model: ModelDirectory, number: int, layout: Layout) -> str:
     """What the file has to be called in version ``number``, where it must be the only candidate afterwards."""
     if not 0 <= number <= LARGEST_VERSION:
         raise InvalidArgument(f"version {number} is not between 0 and {LARGEST_VERSION}")
-    suffix = weights_suffix(weights_file.name)
-    if suffix is None:
-        raise InvalidArgument(f"{weights_file} does not end as a weights file; known: {', '.join(WEIGHTS_SUFFIXES)}")
     _, plan_file = nearest_plan(model, number, layout)
     names = layout.weights_names(plan_file.name)
-    name = next((name for name in names if weights_suffix(name) == suffix), None)
+    name = next((name for name in names if weights_suffix(name) == make.suffix), None)
     if name is None:
-        raise InvalidArgument(f"{weights_file} {_no_name(layout)}")
+        raise InvalidArgument(f"{make.subject} {_no_name(layout)}")
     there = model.versions[number].files if number in model.versions else frozenset()
     rivals = [rival for rival in names if rival in there and rival != name]
     if rivals:
@@ -162,56 +215,41 @@ def _no_name(layout: Layout) -> str:
     return "ends as a model file does; call it .pth, or name it in the parameter WEIGHTS_FILENAME of config.pbtxt"
 
 
-def _stage(sources: list[Path], target: Path, label: str | None, count: Callable[[int], None]) -> Manifest:
-    """Copies everything beside ``target``, which is in the directory aside."""
-    weights_file, *shards = sources
-    if not shards:
-        return Manifest(**asdict(_copy(weights_file, target, count)), label=label)
+def _stage(make: _Make, target: Path, label: str | None) -> Manifest:
+    """Makes everything beside ``target``, which is in the directory aside; shards get names that hold their digest."""
+    made = target.parent / "made" / target.name
+    made.parent.mkdir()
+    contents = dict(make.fill(made))
+    content = contents.pop(target.name)
     stem = target.name.removesuffix(INDEX_SUFFIX)
-    contents: dict[str, Content] = {}
-    renamed: dict[str, str] = {}
-    for position, shard in enumerate(shards, start=1):
-        part = target.with_name("shard")
-        content = _copy(shard, part, count)
-        renamed[shard.name] = f"{stem}-{content.digest[:16]}-{position:05d}-of-{len(shards):05d}.safetensors"
-        contents[renamed[shard.name]] = content
-        part.rename(target.with_name(renamed[shard.name]))
-    index = json.loads(weights_file.read_bytes())
+    renamed = {
+        name: f"{stem}-{contents[name].digest[:16]}-{position:05d}-of-{len(contents):05d}.safetensors"
+        for position, name in enumerate(sorted(contents), start=1)
+    }
+    for name, new_name in renamed.items():
+        made.with_name(name).rename(target.with_name(new_name))
+    if renamed:
+        content = write_durably(_renamed_index(make.subject, made, renamed), target)
+        made.unlink()
+    else:
+        made.rename(target)
+    made.parent.rmdir()
+    return Manifest(**asdict(content), label=label, shards={renamed[name]: contents[name] for name in renamed})
+
+
+def _renamed_index(subject: str, index_file: Path, renamed: Mapping[str, str]) -> bytes:
+    if shard_names(index_file) != renamed.keys():
+        raise WeightsRefused(subject, [CHANGED])
+    index = json.loads(index_file.read_bytes())
     index["weight_map"] = {tensor: renamed[shard] for tensor, shard in index["weight_map"].items()}
-    content = _write(json.dumps(index, indent=1).encode(), target)
-    count(weights_file.stat().st_size)
-    return Manifest(**asdict(content), label=label, shards=contents)
+    return json.dumps(index, indent=1).encode()
 
 
-def _copy(source: Path, target: Path, count: Callable[[int], None]) -> Content:
-    """One pass over the bytes: they have to come through here anyway to be digested."""
-    digest = blake3()
-    buffer = memoryview(bytearray(_CHUNK_BYTES))
-    with source.open("rb", buffering=0) as reader, target.open("xb") as writer:
-        before = os.fstat(reader.fileno())
-        while size := reader.readinto(buffer):
-            digest.update(buffer[:size])
-            writer.write(buffer[:size])
-            count(size)
-        after = os.fstat(reader.fileno())
-        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-            fault = Fault("", "changed while it was being copied", "publish it when its writer is done")
-            raise WeightsRefused(str(source), [fault])
-        return _finish(writer, digest.hexdigest())
-
-
-def _write(data: bytes, target: Path) -> Content:
-    with target.open("xb") as writer:
-        writer.write(data)
-        return _finish(writer, blake3(data).hexdigest())
-
-
-def _finish(writer: BinaryIO, digest: str) -> Content:
-    """Makes what was written durable, and says what it is from now on."""
-    writer.flush()
-    os.fsync(writer.fileno())
-    stat = os.fstat(writer.fileno())
-    return Content(stat.st_size, stat.st_mtime_ns, digest)
+def _copy_all(sources: list[Path], target: Path, count: Callable[[int], None]) -> dict[str, Content]:
+    """The weights file as ``target``, and its shards beside that under the names that they have."""
+    weights_file, *shards = sources
+    contents = {shard.name: copy_durably(shard, target.with_name(shard.name), count) for shard in shards}
+    return contents | {target.name: copy_durably(weights_file, target, count)}
 
 
 def _replace(target: Path, aside: Path, manifest: Manifest) -> Path:
@@ -220,11 +258,11 @@ def _replace(target: Path, aside: Path, manifest: Manifest) -> Path:
     staged = aside / target.name
     shards = {name: _place_shard(aside / name, content, target, previous) for name, content in manifest.shards.items()}
     manifest = replace(manifest, mtime_ns=_distinct_mtime(staged, target), shards=shards)
-    _write(encode_manifests([manifest] if previous is None else [manifest, previous]), aside / "manifest")
+    write_durably(encode_manifests([manifest] if previous is None else [manifest, previous]), aside / "manifest")
     (aside / "manifest").replace(manifest_path(target))
-    _sync(target.parent)
+    sync(target.parent)
     staged.replace(target)
-    _sync(target.parent)
+    sync(target.parent)
     _remove_superseded_shards(target, manifest)
     return target
 
@@ -258,69 +296,16 @@ def _remove_superseded_shards(target: Path, manifest: Manifest) -> None:
 
 
 def _add_version(directory: Path, aside: Path, name: str, manifest: Manifest) -> Path:
-    _write(encode_manifests([manifest]), manifest_path(aside / name))
-    _sync(aside)
+    write_durably(encode_manifests([manifest]), manifest_path(aside / name))
+    sync(aside)
     try:
         aside.rename(directory)
     except OSError as error:
         if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
             raise
         raise AlreadyExists(f"{directory} came into being meanwhile; nothing was published") from error
-    _sync(directory.parent)
+    sync(directory.parent)
     return directory / name
-
-
-@contextlib.contextmanager
-def _aside(parent: Path) -> Iterator[Path]:
-    """An empty directory in ``parent`` that no scan looks into; gone afterwards, unless it was renamed."""
-    _sweep(parent)
-    aside = parent / f"{_ASIDE_PREFIX}{uuid.uuid4().hex}"
-    aside.mkdir()
-    try:
-        yield aside
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sweep(parent: Path) -> None:
-    """Removes what killed publications left aside."""
-    for aside in parent.glob(f"{_ASIDE_PREFIX}*"):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # others end, or sweep, at the same time
-            written = max(path.stat().st_mtime for path in (aside, *aside.iterdir()))
-            if time.time() - written > _ABANDONED_S:
-                shutil.rmtree(aside, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _locked(model_dir: Path) -> Iterator[None]:
-    """One publication at a time moves files in a model's directory."""
-    lock = os.open(model_dir / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
-
-
-def _sync(directory: Path) -> None:
-    """Makes the names in a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _storage_errors(directory: Path, needed: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL_DISK:
-            free = shutil.disk_usage(directory).free
-            text = f"{directory} is full: publishing needs {needed} bytes, {free} are free; make room and publish again"
-            raise StorageFailed(text) from error
-        raise StorageFailed(f"cannot publish into {directory}: {error}") from error
 
 
 def _counter(total: int, report: Callable[[int, int], None] | None) -> Callable[[int], None]:
