@@ -130,7 +130,9 @@ def test_a_value_that_is_not_on_the_list_is_refused_with_the_list(cli: Cli, star
     assert err == "error: Invalid value for '--model-control-mode': 'polll' is not one of 'none', 'poll', 'explicit'.\n"
 
 
-@pytest.mark.parametrize("flag", ["--grpc-port", "--allow-metrics", "--trace-config", "--http-thread-count"])
+@pytest.mark.parametrize(
+    "flag", ["--allow-gpu-metrics", "--metrics-interval-ms", "--trace-config", "--http-thread-count"]
+)
 @pytest.mark.parametrize("rest", [[], ["8001"], None])
 def test_flags_of_triton_that_are_not_there_yet_say_so(
     cli: Cli, started: Started, flag: str, rest: list[str] | None

@@ -62,6 +62,21 @@ def serve(
     http_max_input_size: Annotated[
         int, typer.Option(metavar="BYTES", help="The largest JSON, and the largest tensor in it or without it.")
     ] = DEFAULTS.http_max_input_size,
+    allow_grpc: Annotated[Switch, switch_option(help="Serve gRPC: so far the service rebind.v1.Weights.")] = Switch(
+        DEFAULTS.allow_grpc
+    ),
+    grpc_address: Annotated[str, typer.Option(help="The address to listen on for gRPC.")] = DEFAULTS.grpc_address,
+    grpc_port: Annotated[int, typer.Option(help="The port for gRPC; 0 is any free one.")] = DEFAULTS.grpc_port,
+    allow_metrics: Annotated[Switch, switch_option(help="Serve metrics for Prometheus.")] = Switch(
+        DEFAULTS.allow_metrics
+    ),
+    metrics_address: Annotated[
+        str, typer.Option(show_default=False, help="The address to listen on for metrics. [default: that of HTTP]")
+    ] = DEFAULTS.metrics_address,
+    metrics_port: Annotated[int, typer.Option(help="The port for metrics; 0 is any free one.")] = DEFAULTS.metrics_port,
+    cache_config: Annotated[
+        list[str] | None, typer.Option(metavar="local,size=BYTES", help="Keep answers, for models that ask for it.")
+    ] = None,
     compile: Annotated[
         CompileMode,
         typer.Option(
@@ -78,8 +93,12 @@ def serve(
         typer.Option(help="Seconds without a change after which unpublished files count as complete."),
     ] = DEFAULTS.weights_settle_secs,
     spare_weights_idle_secs: Annotated[
-        float, typer.Option(help="Seconds to keep the memory of replaced weights for the next refit.")
+        float,
+        typer.Option(help="Seconds to keep replaced weights for a rollback, and then their memory for the next refit."),
     ] = DEFAULTS.spare_weights_idle_secs,
+    weights_memory_limit: Annotated[
+        int, typer.Option(metavar="BYTES", help="Memory that the weights of all models may take; 0 is no limit.")
+    ] = DEFAULTS.weights_memory_limit,
     log_verbose: Annotated[int, typer.Option(help="Level of verbose logs; 0 is none.")] = LOG_DEFAULTS.verbose,
     log_info: Annotated[Switch, switch_option(help="Log information.")] = Switch(LOG_DEFAULTS.info),
     log_warning: Annotated[Switch, switch_option(help="Log warnings.")] = Switch(LOG_DEFAULTS.warning),
@@ -109,10 +128,18 @@ def serve(
         http_address=http_address,
         http_port=http_port,
         http_max_input_size=http_max_input_size,
+        allow_grpc=allow_grpc.value,
+        grpc_address=grpc_address,
+        grpc_port=grpc_port,
+        allow_metrics=allow_metrics.value,
+        metrics_address=metrics_address,
+        metrics_port=metrics_port,
+        cache_config=tuple(cache_config or ()),
         compile=compile,
         plan_cache_dir=plan_cache_dir or DEFAULTS.plan_cache_dir,
         weights_settle_secs=weights_settle_secs,
         spare_weights_idle_secs=spare_weights_idle_secs,
+        weights_memory_limit=weights_memory_limit,
     )
     config.validate()
     start(

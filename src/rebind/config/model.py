@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, TypeAlias
 from rebind.config.schema import ConfigMessage, copy_of, value_name
 from rebind.config.validation import (
     ALLOW_NON_FINITE_WEIGHTS,
+    IN_PLACE,
     INTRA_OP_THREAD_COUNT,
     SWITCH_VALUES,
+    WEIGHT_UPDATE_POLICY,
+    WEIGHTS_KEEP_GENERATIONS,
     config_faults,
     is_thread_count,
     name_faults,
@@ -165,6 +168,25 @@ class ModelConfig:
     def allow_non_finite_weights(self) -> bool:
         """The parameter ``ALLOW_NON_FINITE_WEIGHTS``: NaN and infinite weights are taken as they are."""
         return allows_non_finite_weights(self.message)
+
+    @property
+    def keep_generations(self) -> int | None:
+        """The parameter ``WEIGHTS_KEEP_GENERATIONS``: how many previous weight sets are kept; None: it is not given.
+
+        Always 0 with in-place refits, which leave none.
+        """
+        text = "0" if self.refits_in_place else self.parameters.get(WEIGHTS_KEEP_GENERATIONS)
+        return None if text is None else int(text)
+
+    @property
+    def caches_responses(self) -> bool:
+        """``response_cache { enable: true }``: answers are kept, where the server has a cache."""
+        return bool(self.message.response_cache.enable)
+
+    @property
+    def refits_in_place(self) -> bool:
+        """The parameter ``WEIGHT_UPDATE_POLICY`` is ``in_place``: there is never memory for two weight sets."""
+        return self.parameters.get(WEIGHT_UPDATE_POLICY) == IN_PLACE
 
 
 def allows_non_finite_weights(message: ConfigMessage) -> bool:

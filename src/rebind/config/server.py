@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _DEFAULT_MAX_BATCH_SIZE_KEY = "default-max-batch-size"
+_LOCAL_CACHE = "local,size="
 
 
 class ModelControlMode(enum.Enum):
@@ -83,18 +84,37 @@ class ServerConfig:
     http_max_input_size: int = 64 * 1024 * 1024
     """Bytes that the JSON of a request, or one JSON tensor, may have."""
 
+    allow_grpc: bool = True
+    grpc_address: str = "0.0.0.0"  # noqa: S104 - Triton's default
+    grpc_port: int = 8001
+    """0 is any free port."""
+    allow_metrics: bool = True
+    metrics_address: str = ""
+    """Empty: that of HTTP."""
+    metrics_port: int = 8002
+    """0 is any free port."""
+    cache_config: tuple[str, ...] = ()
+    """``local,size=BYTES``: the response cache."""
+
     compile: CompileMode = CompileMode.BACKGROUND
     plan_cache_dir: Path = field(default_factory=default_plan_cache_dir)
     """Where plans are kept across restarts; shared by all servers of a machine."""
     weights_settle_secs: float = 1.0
     """Files without a manifest count as complete when their sizes and times have not changed for so long."""
     spare_weights_idle_secs: float = 60.0
-    """A buffer of replaced weights is kept so long for the next refit."""
+    """Replaced weights are kept so long for a rollback, and then their memory for the next refit."""
+    weights_memory_limit: int = 0
+    """Bytes of memory that weights may take, all models together; 0 is no limit."""
 
     def default_max_batch_size(self, backend: str) -> int:
         """The largest batch of models that give none: the value for ``backend``, else the one for all, else 4."""
         values = {who: value for who, key, value in self._backend_settings() if key == _DEFAULT_MAX_BATCH_SIZE_KEY}
         return int(values.get(backend, values.get("", DEFAULT_MAX_BATCH_SIZE)))
+
+    @property
+    def cache_bytes(self) -> int:
+        """How large the response cache is; 0: there is none."""
+        return sum(int(setting.removeprefix(_LOCAL_CACHE)) for setting in self.cache_config)
 
     def validate(self) -> None:
         """Raises :class:`Faulty` with every fault of the flags, in Triton's words where it has the rule."""
@@ -113,6 +133,7 @@ class ServerConfig:
     def _faults(self) -> Iterator[Fault]:
         yield from self._repository_faults()
         yield from self._backend_config_faults()
+        yield from self._cache_faults()
         yield from self._number_faults()
 
     def _repository_faults(self) -> Iterator[Fault]:
@@ -133,6 +154,14 @@ class ServerConfig:
             if key == _DEFAULT_MAX_BATCH_SIZE_KEY and not (value.isascii() and value.isdecimal()):
                 yield Fault("--backend-config", f"{key}={value} is no integer >= 0")
 
+    def _cache_faults(self) -> Iterator[Fault]:
+        for setting in self.cache_config:
+            size = setting.removeprefix(_LOCAL_CACHE)
+            if size == setting or not (size.isascii() and size.isdecimal() and int(size) > 0):
+                yield Fault("--cache-config", f"{setting} is no cache of this server", "give local,size=BYTES")
+        if len(self.cache_config) > 1:
+            yield Fault("--cache-config", "there can be only one cache", "give it once")
+
     def _number_faults(self) -> Iterator[Fault]:
         at_least = {
             "exit_timeout_secs": 0,
@@ -141,6 +170,7 @@ class ServerConfig:
             "http_max_input_size": 1,
             "weights_settle_secs": 0,
             "spare_weights_idle_secs": 0,
+            "weights_memory_limit": 0,
         }
         for name, least in at_least.items():
             value = getattr(self, name)
@@ -150,9 +180,10 @@ class ServerConfig:
             yield Fault(
                 _flag("repository_poll_secs"), f"{self.repository_poll_secs} is out of range", "give more than 0"
             )
-        if not 0 <= self.http_port <= 65535:
-            remedy = "give a port of 0 (any free one) to 65535"
-            yield Fault(_flag("http_port"), f"{self.http_port} is out of range", remedy)
+        for name in ("http_port", "grpc_port", "metrics_port"):
+            port = getattr(self, name)
+            if not 0 <= port <= 65535:
+                yield Fault(_flag(name), f"{port} is out of range", "give a port of 0 (any free one) to 65535")
 
 
 def _flag(name: str) -> str:

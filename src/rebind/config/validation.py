@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 INTRA_OP_THREAD_COUNT = "INTRA_OP_THREAD_COUNT"
 INTER_OP_THREAD_COUNT = "INTER_OP_THREAD_COUNT"
 ALLOW_NON_FINITE_WEIGHTS = "ALLOW_NON_FINITE_WEIGHTS"
+WEIGHT_UPDATE_POLICY = "WEIGHT_UPDATE_POLICY"
+WEIGHTS_KEEP_GENERATIONS = "WEIGHTS_KEEP_GENERATIONS"
+DOUBLE_BUFFER, IN_PLACE = "double_buffer", "in_place"
+MAX_KEPT_GENERATIONS = 1024
+"""Previous weight sets of one version that may be kept: each is as large as the one that serves."""
 MAX_THREADS = 1024
 """Threads of one call, and instances of one model: nothing has use for more, and to start millions ends a server."""
 ENSEMBLE = "ensemble"
@@ -341,8 +346,23 @@ def _parameters(config: ConfigMessage) -> Iterator[Fault]:
         where, value = f"parameters.{key}", config.parameters[key].string_value
         if key in {INTRA_OP_THREAD_COUNT, INTER_OP_THREAD_COUNT}:
             yield from thread_count_faults(where, value)
+        elif key == WEIGHT_UPDATE_POLICY:
+            yield from _policy_faults(where, value)
+        elif key == WEIGHTS_KEEP_GENERATIONS:
+            yield from _kept_faults(where, value)
         elif key == ALLOW_NON_FINITE_WEIGHTS or (key in _PYTORCH_SWITCHES and config.backend == "pytorch"):
             yield from switch_faults(where, value)
+
+
+def _policy_faults(where: str, text: str) -> Iterator[Fault]:
+    if text not in {DOUBLE_BUFFER, IN_PLACE}:
+        yield Fault(where, f"'{text}' is no policy", f"give {DOUBLE_BUFFER} or {IN_PLACE}")
+
+
+def _kept_faults(where: str, text: str) -> Iterator[Fault]:
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= MAX_KEPT_GENERATIONS):
+        remedy = 'give a whole number as a string, e.g. "2"'
+        yield Fault(where, f"'{text}' is no integer from 0 to {MAX_KEPT_GENERATIONS}", remedy)
 
 
 def thread_count_faults(where: str, text: str) -> Iterator[Fault]:
