@@ -11,7 +11,7 @@ import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import uvloop
 
@@ -20,9 +20,13 @@ from rebind.config.server import CompileMode
 from rebind.engines.contract import EngineOptions
 from rebind.engines.registry import find_engine
 from rebind.errors import Internal
+from rebind.grpc.server import GrpcServer
+from rebind.grpc.weights_service import weights_methods
 from rebind.http.limits import Limits
+from rebind.http.routes import page
 from rebind.http.server import HttpServer
 from rebind.observability.logs import log_table
+from rebind.observability.metrics import Exporter
 from rebind.plans.cache import PlanCache
 from rebind.scheduling.completions import Completions
 from rebind.scheduling.default import DefaultScheduler
@@ -31,7 +35,11 @@ from rebind.serving.control import RepositoryControl
 from rebind.serving.dataplane import DataPlane
 from rebind.serving.loader import Loader
 from rebind.serving.models import Models
+from rebind.serving.paging import Pager
 from rebind.serving.refit import Refitter
+from rebind.serving.response_cache import ResponseCache
+from rebind.serving.stages import Stages
+from rebind.serving.staging import Stager
 from rebind.serving.updater import Updater
 from rebind.weights.store import WeightStore
 
@@ -49,6 +57,14 @@ _RELEASE_S = 1.0
 """What letting everything go may take after the last request was answered, or cut, at the end of the time to exit."""
 
 
+class Listener(Protocol):
+    """A front end, as far as the server has to know it."""
+
+    async def start(self, host: str, port: int) -> None: ...
+
+    async def drain(self, timeout_s: float) -> None: ...
+
+
 class ExitTimeout(Internal):
     """The server did not come to an end in time: a model still runs, or is being loaded."""
 
@@ -60,12 +76,13 @@ class Server:
         """Checks the flags (:class:`rebind.errors.Faulty` with all that is wrong); nothing is opened yet."""
         config.validate()
         self._config = config
-        self._store = WeightStore(config.spare_weights_idle_secs)
+        self._store = WeightStore(config.spare_weights_idle_secs, limit_bytes=config.weights_memory_limit or None)
         self._models = Models()
         self._loads = ThreadPoolExecutor(config.model_load_thread_count, "load")
         # Refits have threads of their own: new weights do not wait behind the load of another model.
         self._refits = ThreadPoolExecutor(_REFIT_THREADS, "refit")
         self._cancelled = threading.Event()
+        self._listeners: list[Listener] = []
         self._http: HttpServer | None = None
 
     @property
@@ -81,22 +98,48 @@ class Server:
         When it raises, or is cancelled, :meth:`stop` still has to be called.
         """
         self._trimming = asyncio.create_task(self._trim_forever())
-        self._updater = self._make_updater()
+        stager = Stager(self._store)
+        pager = Pager(self._models, stager, self._refits)
+        refitter = Refitter(self._store, stager, pager, self._refits)
+        self._updater = self._make_updater(stager, refitter)
         self._control = RepositoryControl(self._config, self._models, self._updater)
         self.data_plane = DataPlane(
             self._config.id,
             __version__,
             self._models,
             self._control,
+            Stages(self._store, stager, refitter),
+            refitter,
+            pager,
             strict_readiness=self._config.strict_readiness,
         )
         await self._control.start()
         self.data_plane.start()
         self._log_tables()
-        if self._config.allow_http:
-            http = HttpServer(self.data_plane, Limits(input_bytes=self._config.http_max_input_size))
-            await http.start(self._config.http_address, self._config.http_port)
-            self._http = http
+        await self._open_ports(pager)
+
+    async def _open_ports(self, pager: Pager) -> None:
+        config = self._config
+        if config.allow_grpc:
+            await self._listen(GrpcServer(weights_methods(self.data_plane)), config.grpc_address, config.grpc_port)
+        if config.allow_http:
+            self._http = HttpServer(self.data_plane, Limits(input_bytes=config.http_max_input_size))
+            await self._listen(self._http, config.http_address, config.http_port)
+        if config.allow_metrics:
+            exporter = Exporter(
+                self._models,
+                self._store,
+                pager,
+                limit_bytes=config.weights_memory_limit or None,
+                caching=config.cache_bytes > 0,
+            )
+            routes = page("/metrics", exporter.render)
+            metrics = HttpServer(self.data_plane, routes=routes, name="Metrics Service")
+            await self._listen(metrics, config.metrics_address or config.http_address, config.metrics_port)
+
+    async def _listen(self, listener: Listener, address: str, port: int) -> None:
+        await listener.start(address, port)
+        self._listeners.append(listener)
 
     async def stop(self) -> None:
         """Answers what was begun, ends compiles and loads that still run, and lets everything go.
@@ -107,8 +150,7 @@ class Server:
         _log.info("Waiting for in-flight requests to complete.")
         deadline_s = asyncio.get_running_loop().time() + self._config.exit_timeout_secs
         self._control.stop_polling()
-        if self._http is not None:
-            await self._http.drain(self._config.exit_timeout_secs)
+        await asyncio.gather(*(listener.drain(self._config.exit_timeout_secs) for listener in self._listeners))
         self.data_plane.stop()
         _log.info("All models are stopped, unloading models")
         self._trimming.cancel()
@@ -124,10 +166,10 @@ class Server:
         except TimeoutError:
             raise ExitTimeout("Exit timeout expired. Exiting immediately.") from None
 
-    def _make_updater(self) -> Updater:
+    def _make_updater(self, stager: Stager, refitter: Refitter) -> Updater:
         config = self._config
         options = EngineOptions(PlanCache(config.plan_cache_dir), cancelled=self._cancelled)
-        loader = Loader(config, self._store, find_engine, options)
+        loader = Loader(config, stager, find_engine, options)
         completions = Completions(asyncio.get_running_loop())
 
         def make_scheduler(instances: Sequence[Instance], observer: Observer) -> Scheduler:
@@ -136,16 +178,19 @@ class Server:
         return Updater(
             self._models,
             loader,
-            Refitter(loader, self._refits),
+            refitter,
             BackgroundCompiler() if config.compile is CompileMode.BACKGROUND else None,
             make_scheduler,
             self._loads,
+            ResponseCache(config.cache_bytes) if config.cache_bytes else None,
             need_config=config.disable_auto_complete_config,
         )
 
     async def _trim_forever(self) -> None:
         while True:
             await asyncio.sleep(_TRIM_INTERVAL_S)
+            for version in (version for model in self._models for version in model.ready()):
+                version.drop_idle(self._config.spare_weights_idle_secs)
             self._store.trim()
 
     def _log_tables(self) -> None:

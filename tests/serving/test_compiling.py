@@ -28,7 +28,7 @@ class Buildable:
         self.generation = SimpleNamespace(bounds=(bound, bound))
         self.promoted_to: object = None
 
-    def promote(self, bounds: object, expected: object) -> bool:
+    def promote(self, _plan: object, bounds: object, expected: object) -> bool:
         assert expected is self.generation
         self.promoted_to = bounds
         return True

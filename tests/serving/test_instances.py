@@ -28,7 +28,9 @@ output { name: "first" data_type: TYPE_FP32 dims: [ 1 ] reshape { } }
 def instance(execute: Callable[[list[Any]], list[Any]], label: str = "") -> ModelInstance:
     """The second of two instances, which run bound plans of their own."""
     generation = SimpleNamespace(number=4, label=label, bounds=(None, SimpleNamespace(execute=execute)))
-    version = SimpleNamespace(name="m", number=3, generation=generation, signature=signature(CONFIG, inputs="x"))
+    version = SimpleNamespace(
+        name="m", number=3, resident_generation=lambda _: generation, signature=signature(CONFIG, inputs="x")
+    )
     return ModelInstance("m_1", cast("ModelVersion", version), 1)
 
 

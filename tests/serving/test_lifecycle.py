@@ -26,9 +26,13 @@ def test_event_that_is_not_in_the_table_raises(event: str) -> None:
         advance(VERSION_TRANSITIONS, VersionState.READY, event)
 
 
-def test_refused_stage_goes_back_to_serving() -> None:
-    state = advance(WEIGHTS_TRANSITIONS, WeightsState.SERVING, "stage")
-    assert advance(WEIGHTS_TRANSITIONS, state, "refused") is WeightsState.SERVING
+@pytest.mark.parametrize(
+    ("state", "event"),
+    [(WeightsState.SERVING, "kept"), (WeightsState.PENDING, "still pending"), (WeightsState.PAGED, "still paged")],
+)
+def test_refused_stage_goes_back_to_where_it_came_from(state: WeightsState, event: str) -> None:
+    staging = advance(WEIGHTS_TRANSITIONS, state, "stage")
+    assert advance(WEIGHTS_TRANSITIONS, staging, event) is state
 
 
 def test_weights_cannot_be_committed_without_validation() -> None:

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from rebind.errors import RebindError
-from rebind.serving.version import rebound
+from rebind.serving.generation import rebound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ class BackgroundCompiler:
         generation = version.generation
         # Not on the builder's thread, where it would wait until the plans of all other versions are built.
         bounds = await asyncio.to_thread(rebound, generation.bounds, plan)
-        return version.promote(bounds, generation)
+        return version.promote(plan, bounds, generation)
 
 
 def log_stages(name: str, number: int) -> Callable[[str], None]:

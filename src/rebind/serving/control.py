@@ -17,13 +17,14 @@ from rebind.serving.models import Model, VersionRecord
 from rebind.serving.updater import LoadFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from rebind.config.server import ServerConfig
     from rebind.repository.scan import ModelDirectory
     from rebind.repository.snapshot import Snapshot
     from rebind.serving.models import Models
     from rebind.serving.updater import Updater
+    from rebind.serving.version import ModelVersion
 
 _log = logging.getLogger(__name__)
 
@@ -191,11 +192,20 @@ def _version_entry(
 ) -> dict[str, str]:
     record = model.versions.get(number, VersionRecord())
     reasons = [record.reason, f"waiting: {waiting}" if waiting else ""]
+    state = record.state
     if record.served is not None:
-        reasons = [record.served.refusal or "", *reasons, _problem_on_disk(number, found), model.reason]
-    entry = {"name": model.name, "version": str(number), "state": record.state.value}
+        reasons = [*_weights_reasons(record.served), *reasons, _problem_on_disk(number, found), model.reason]
+        state = VersionState.READY if record.served.able else VersionState.UNAVAILABLE
+    entry = {"name": model.name, "version": str(number), "state": state.value}
     reason = next(filter(None, reasons), "")
     return {**entry, "reason": reason} if reason else entry
+
+
+def _weights_reasons(version: ModelVersion) -> Iterator[str]:
+    yield version.refusal or ""
+    yield version.lost or ""
+    if version.pending:
+        yield "WEIGHTS_PENDING: it has no weights yet; push them"
 
 
 def _problem_on_disk(number: int, found: ModelDirectory | RepositoryInvalid | None) -> str:

@@ -6,20 +6,27 @@ raise :class:`rebind.errors.RebindError`.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rebind.config.pbtxt import to_json
-from rebind.errors import InvalidArgument, RebindError, Unavailable
+from rebind.errors import InvalidArgument, RebindError, Unavailable, WaitTimeout, WeightsPending
+from rebind.serving.lifecycle import WeightsState
 from rebind.serving.validate import validate
+from rebind.weights.stored import StoredSource
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Mapping
 
     from rebind.inference import InferRequest, InferResponse
     from rebind.serving.control import RepositoryControl
+    from rebind.serving.generation import Generation
     from rebind.serving.models import Model, Models
+    from rebind.serving.paging import Pager
+    from rebind.serving.refit import Refitter
+    from rebind.serving.stages import Stage, Stages
+    from rebind.serving.updates import Mode, StageOptions, UpdateOptions, UpdateReport
     from rebind.serving.validate import ModelIO
     from rebind.serving.version import ModelVersion
 
@@ -47,12 +54,24 @@ class DataPlane:
     """The one implementation under all front ends."""
 
     def __init__(
-        self, server_id: str, server_version: str, models: Models, control: RepositoryControl, *, strict_readiness: bool
+        self,
+        server_id: str,
+        server_version: str,
+        models: Models,
+        control: RepositoryControl,
+        stages: Stages,
+        refitter: Refitter,
+        pager: Pager,
+        *,
+        strict_readiness: bool,
     ) -> None:
         self._server_id = server_id
         self._server_version = server_version
         self._models = models
         self._control = control
+        self._stages = stages
+        self._refitter = refitter
+        self._pager = pager
         self._strict_readiness = strict_readiness
         self._started = False
         self._stopping = False
@@ -66,11 +85,30 @@ class DataPlane:
         self._stopping = True
 
     def infer(self, request: InferRequest) -> asyncio.Future[InferResponse]:
-        """Validates and queues a request; cancel the future when the client is gone."""
+        """Validates and queues a request; cancel the future when the client is gone.
+
+        With the parameter ``min_weights_generation`` it is queued once that generation serves; with
+        ``weights_generation`` it is answered by exactly that one.
+        """
         if self._stopping:
             raise Unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")
         version = self._models.lease(request.model_name, request.model_version)
-        return version.infer(validate(request, version.signature.io))
+        request = validate(request, version.signature.io)
+        generation = version.generation
+        if request.parameters and generation.number < _minimum(request):
+            return asyncio.ensure_future(self._infer_later(request))
+        if version.weights_state is WeightsState.PAGED:
+            return asyncio.ensure_future(self._infer_paged(version, request))
+        return version.infer(request)
+
+    async def _infer_later(self, request: InferRequest) -> InferResponse:
+        await self._reached(request.model_name, request.model_version, _minimum(request))
+        return await self.infer(request)
+
+    async def _infer_paged(self, version: ModelVersion, request: InferRequest) -> InferResponse:
+        with version.pinned():
+            await self._pager.page_in(version)
+            return await version.infer(request)
 
     def io(self, name: str, version: int | None) -> ModelIO:
         """Inputs and outputs of the version that :meth:`infer` would use."""
@@ -89,10 +127,9 @@ class DataPlane:
     def model_ready(self, name: str, version: int | None) -> bool:
         """False also for models and versions that do not exist, as released Tritons answer (spec 01 section 2)."""
         try:
-            self._models.lease(name, version)
+            return self._models.lease(name, version).able
         except RebindError:
             return False
-        return True
 
     def server_metadata(self) -> dict[str, Any]:
         """The body of ``GET /v2``."""
@@ -130,6 +167,57 @@ class DataPlane:
             body["slots"] = leased.graph.slots.to_json()
         return WeightsReport(body["digest"], body)
 
+    def weights_file(self, name: str, version: int | None) -> tuple[Generation, StoredSource]:
+        """The weights that serve, tensor by tensor; their memory stays as it is while the source is alive."""
+        leased = self._models.lease(name, version)
+        generation = leased.generation
+        if generation.pending:
+            raise WeightsPending(name, leased.number)
+        if not generation.resident:
+            raise Unavailable(f"the weights of model '{name}' version {leased.number} are not in memory now")
+        return generation, StoredSource(f"the weights of '{name}'", generation.weights)
+
+    def open_push(self, name: str, version: int | None, mode: Mode, options: UpdateOptions) -> Stage:
+        """A stage for one body, to be committed with the same options when it has arrived, or else aborted.
+
+        Raises before the body is there what it would be refused for whatever is in it.
+        """
+        self._refuse_when_stopping()
+        return self._stages.open_push(self._models.lease(name, version), mode, options)
+
+    def open_stage(self, name: str, version: int | None, options: StageOptions) -> Stage:
+        """A stage for tensors that come bit by bit; it ends with its commit, or when its lease lapses."""
+        self._refuse_when_stopping()
+        return self._stages.open(self._models.lease(name, version), options)
+
+    def stage(self, name: str, version: int | None, stage_id: str) -> Stage:
+        """The open stage of that id, its lease renewed; raises NotFound when there is none."""
+        return self._stages.find(self._models.lease(name, version), stage_id)
+
+    def stages(self, name: str, version: int | None) -> list[Stage]:
+        """The open stages of a version."""
+        return list(self._models.lease(name, version).stages.values())
+
+    async def rollback(self, name: str, version: int | None, options: UpdateOptions) -> UpdateReport:
+        """Back to the newest weights that are kept, as a new generation; raises NotFound when none are."""
+        return await self._refitter.roll_back(self._models.lease(name, version), options)
+
+    async def wait_weights(self, name: str, version: int | None, generation: int, timeout_s: float) -> WeightsReport:
+        """Which weights serve, once ``generation`` or a later one does; WaitTimeout when it does not in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._reached(name, version, generation)
+        except TimeoutError:
+            now = self._models.lease(name, version).generation.number
+            text = f"generation {generation} of model '{name}' did not serve within {timeout_s:g} s; {now} serves"
+            raise WaitTimeout(text) from None
+        return self.weights(name, version)
+
+    async def _reached(self, name: str, version: int | None, generation: int) -> None:
+        """Returns when the version's generation is that or a later one; a reload on the way does not matter."""
+        while (leased := self._models.lease(name, version)).generation.number < generation:
+            await leased.change()
+
     async def repository_index(self, *, ready: bool = False) -> list[dict[str, str]]:
         """The repository index; ``ready`` lists READY versions only."""
         return await self._control.index(ready=ready)
@@ -153,20 +241,29 @@ class DataPlane:
         return model
 
 
+def _minimum(request: InferRequest) -> int:
+    wanted = request.parameters.get("min_weights_generation", 0)
+    assert isinstance(wanted, int)  # validated
+    return wanted
+
+
 def _weights_json(version: ModelVersion) -> dict[str, Any]:
     generation = version.generation
-    latest = version.history[-1]
     return {
         "model_name": version.name,
         "model_version": str(version.number),
         "generation": generation.number,
         "label": generation.label,
-        "digest": generation.weights.digest,
+        "digest": generation.digest,
         "state": version.weights_state.value,
-        "bytes": {"total": generation.weights.nbytes, "shared": latest.shared_bytes},
+        "bytes": {
+            "total": generation.weights.nbytes if generation.resident else 0,
+            "shared": version.history[-1].shared_bytes if version.history else 0,
+        },
         "plan_key": version.graph.key,
         "tier": generation.plan.tier.value,
         "compile_error": version.compile_error,
-        "refusal": version.refusal,
+        "refusal": version.refusal or version.lost,
+        "retained": [each.number for each in version.retained],
         "history": [commit.to_json() for commit in version.history],
     }

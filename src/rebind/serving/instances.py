@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rebind.inference import InferRequest, Parameter
-    from rebind.serving.version import Generation, ModelVersion
+    from rebind.serving.generation import Generation
+    from rebind.serving.version import ModelVersion
     from rebind.tensor import Tensor
 
 
@@ -26,10 +27,13 @@ class ModelInstance:
         self._index = index
 
     def execute(self, requests: Sequence[InferRequest]) -> list[Execution]:
-        """Runs ``requests`` as one batch on exactly one generation: the one that serves now, which the answers name."""
+        """Runs ``requests`` as one batch on exactly one generation, which the answers name.
+
+        That is the one that serves now, or the one that the requests ask for: all of them the same.
+        """
         started_ns = time.monotonic_ns()
         version = self._version
-        generation, signature = version.generation, version.signature
+        generation, signature = version.resident_generation(requests[0].parameters), version.signature
         inputs = signature.arrange(requests)
         inputs_ready_ns = time.monotonic_ns()
         try:

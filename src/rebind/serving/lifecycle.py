@@ -26,8 +26,12 @@ class VersionState(enum.Enum):
 
 
 class WeightsState(enum.Enum):
-    """What happens to the weights of a loaded version. Requests are answered in every state."""
+    """What happens to the weights of a loaded version. Requests are answered in every state but PENDING."""
 
+    PENDING = "PENDING"
+    """It has none."""
+    PAGED = "PAGED"
+    """They are on the disk, and come back with the next request."""
     SERVING = "SERVING"
     STAGING = "STAGING"
     COMMITTING = "COMMITTING"
@@ -45,11 +49,17 @@ VERSION_TRANSITIONS: Mapping[tuple[VersionState, str], VersionState] = {
 """Event by event, the life of a model version."""
 
 WEIGHTS_TRANSITIONS: Mapping[tuple[WeightsState, str], WeightsState] = {
+    (WeightsState.PENDING, "stage"): WeightsState.STAGING,
+    (WeightsState.PAGED, "stage"): WeightsState.STAGING,
     (WeightsState.SERVING, "stage"): WeightsState.STAGING,
-    (WeightsState.STAGING, "refused"): WeightsState.SERVING,
-    (WeightsState.STAGING, "unchanged"): WeightsState.SERVING,
+    (WeightsState.STAGING, "kept"): WeightsState.SERVING,
+    (WeightsState.STAGING, "still pending"): WeightsState.PENDING,
+    (WeightsState.STAGING, "still paged"): WeightsState.PAGED,
     (WeightsState.STAGING, "validated"): WeightsState.COMMITTING,
     (WeightsState.COMMITTING, "committed"): WeightsState.SERVING,
+    (WeightsState.COMMITTING, "lost"): WeightsState.PENDING,
+    (WeightsState.SERVING, "page out"): WeightsState.PAGED,
+    (WeightsState.PAGED, "page in"): WeightsState.SERVING,
 }
 """Event by event, the life of a version's weights."""
 

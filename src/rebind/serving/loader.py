@@ -9,20 +9,17 @@ import gc
 import logging
 import sys
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rebind.config.complete import DEFAULT_MAX_BATCH_SIZE, GraphFacts, complete, skipped_note
 from rebind.config.model import ModelConfig, intra_op_thread_count
 from rebind.config.server import CompileMode
-from rebind.repository.manifest import published_label
+from rebind.serving.canary import load_checks
 from rebind.serving.compiling import log_stages
 from rebind.serving.signature import Signature
+from rebind.serving.staging import Target, borrowed_note, has_weights
 from rebind.serving.wanted import model_options
-from rebind.weights.formats import open_weights
-from rebind.weights.names import renamed
-from rebind.weights.slots import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,52 +27,43 @@ if TYPE_CHECKING:
 
     from rebind.config.schema import ConfigMessage
     from rebind.config.server import ServerConfig
-    from rebind.engines.contract import BoundPlan, Engine, EngineOptions, Graph, Plan
+    from rebind.engines.contract import Engine, EngineOptions, Graph, Plan
     from rebind.repository.versions import VersionSource
-    from rebind.weights.store import PutResult, WeightSet, WeightStore
+    from rebind.serving.generation import Generation
+    from rebind.serving.staging import Staged, Stager
 
 _log = logging.getLogger(__name__)
-
-_MOST_NAMED = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """A weight set that was read, checked and bound, and does not serve yet.
-
-    ``bounds`` has a bound plan for each instance, see :class:`rebind.serving.version.Generation`; none where the same
-    weights serve. ``label``: as published, or "".
-    """
-
-    put: PutResult
-    bounds: tuple[BoundPlan, ...]
-    label: str
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A version that could serve."""
+    """A version that could serve. ``staged`` None: it has no weights, and waits for the first to be pushed.
+
+    ``from_files``: the weights are those of ``source``.
+    """
 
     source: VersionSource
     config: ModelConfig
     graph: Graph
     signature: Signature
-    staged: Staged
+    plan: Plan
+    staged: Staged | None
+    from_files: bool
     load_ms: float
 
 
 class Loader:
-    """Opens graphs, puts weights into the store, binds. Thread-safe."""
+    """Opens graphs and stages their first weights. Thread-safe."""
 
     def __init__(
         self,
         config: ServerConfig,
-        store: WeightStore,
+        stager: Stager,
         find_engine: Callable[[Path, ConfigMessage], Engine],
         options: EngineOptions,
     ) -> None:
         self._config = config
-        self._store = store
+        self._stager = stager
         self._find_engine = find_engine
         self._options = options
         self._exempt_modules = 0
@@ -87,9 +75,12 @@ class Loader:
         model = model_options(name, written, engine.backend)
         return engine.open(source.plan_file, replace(self._options, intra_op_threads=threads, model=model))
 
-    def load(self, name: str, written: ConfigMessage, source: VersionSource, graph: Graph) -> Loaded:
+    def load(
+        self, name: str, written: ConfigMessage, source: VersionSource, graph: Graph, serving: Generation | None = None
+    ) -> Loaded:
         """Completes the configuration, puts the weights into the store, binds them to the best plan at hand.
 
+        ``serving``: weights to be taken instead of those of ``source``, where the graph has slots for them.
         With ``--compile=wait`` the plan is built here. Raises ConfigInvalid, WeightsRefused, CompileFailed ...
         """
         started_s = time.monotonic()
@@ -104,43 +95,21 @@ class Loader:
             default_max_batch_size=self._config.default_max_batch_size(engine.backend),
         )
         signature = Signature(config, graph)
-        staged = self.stage(config, graph, self._first_plan(graph, log_stages(name, source.number)), source)
+        plan = self._first_plan(graph, log_stages(name, source.number))
+        target = Target(config, graph, signature, source.plan_file.parent.parent)
+        from_files = serving is None or serving.weights.slots.digest != graph.slots.digest
+        staged: Staged | None = None
+        if serving is not None and not from_files:
+            staged = self._stager.from_serving(target, plan, serving)
+        elif has_weights(graph, source):
+            staged = self._stager.from_files(target, plan, source)
+        else:
+            load_checks(target.model_dir, signature)  # what is wrong with them is not to be told at the first push
         self._exempt_modules_from_collection()
         _log_parameters(graph, len(config.instance_names))
-        if note := borrowed_note(staged.put):
-            _log.info("weights of '%s' version %d%s", name, source.number, note)
-        return Loaded(source, config, graph, signature, staged, (time.monotonic() - started_s) * 1e3)
-
-    def stage(
-        self, config: ModelConfig, graph: Graph, plan: Plan, source: VersionSource, serving_digest: str = ""
-    ) -> Staged:
-        """Reads the weights of ``source``, checks them against the slots of ``graph``, and binds them to ``plan``.
-
-        Weights that turn out to be those of ``serving_digest`` are not bound. The label belongs to the very bytes that
-        were read: when the file is replaced meanwhile, it is read again.
-        """
-        while True:
-            label = published_label(source.weights_file)
-            put = self._put(graph, source, allow_non_finite=config.allow_non_finite_weights)
-            if published_label(source.weights_file) == label:
-                same = put.weights.digest == serving_digest
-                return Staged(put, () if same else self._bind(plan, put.weights, graph, config), label)
-
-    def _bind(self, plan: Plan, weights: WeightSet, graph: Graph, config: ModelConfig) -> tuple[BoundPlan, ...]:
-        """What each instance runs: one bound plan for all, or each its own on a copy of the weights."""
-        first, instances = plan.bind(weights), len(config.instance_names)
-        if graph.shares_weights:
-            return (first,) * instances
-        return (first, *(plan.bind(self._store.copy(weights)) for _ in range(instances - 1)))
-
-    def _put(self, graph: Graph, source: VersionSource, *, allow_non_finite: bool) -> PutResult:
-        with ExitStack() as stack:
-            embedded = stack.enter_context(graph.embedded_weights())
-            if source.weights_file is None:
-                return self._store.put(graph.slots, embedded, allow_non_finite=allow_non_finite)
-            weights = stack.enter_context(open_weights(source.weights_file))
-            weights = renamed(weights, graph.slots)
-            return self._store.put(graph.slots, weights, embedded, allow_non_finite=allow_non_finite)
+        _log_weights(name, source.number, staged)
+        load_ms = (time.monotonic() - started_s) * 1e3
+        return Loaded(source, config, graph, signature, plan, staged, from_files, load_ms)
 
     def _first_plan(self, graph: Graph, report: Callable[[str], None]) -> Plan:
         cached = graph.cached_plan()
@@ -161,13 +130,11 @@ class Loader:
             gc.freeze()
 
 
-def borrowed_note(put: PutResult) -> str:
-    """For a line of the log: which weights are the model file's own, as the weights file lacks them; else ""."""
-    if not put.borrowed:
-        return ""
-    named = ", ".join(map(shown, put.borrowed[:_MOST_NAMED]))
-    more = len(put.borrowed) - _MOST_NAMED
-    return f"; from the model file: {named}" + (f" and {more} more" if more > 0 else "")
+def _log_weights(name: str, number: int, staged: Staged | None) -> None:
+    if staged is None:
+        _log.info("'%s' version %d has no weights: WEIGHTS_PENDING, it waits for the first push", name, number)
+    elif note := borrowed_note(staged.put):
+        _log.info("weights of '%s' version %d%s", name, number, note)
 
 
 def _log_parameters(graph: Graph, instances: int) -> None:

@@ -75,8 +75,9 @@ class Models:
     def lease(self, name: str, version: int | None) -> ModelVersion:
         """The READY version asked for; None is the highest READY one, whatever the version policy says.
 
-        The caller's reference is the lease: what it names is not freed before the reference is dropped.
-        Raises NotFound or Unavailable with Triton's texts (spec 01 section 2).
+        One that waits for its first weights is taken only where there is no other. The caller's reference is the lease:
+        what it names is not freed before the reference is dropped. Raises NotFound or Unavailable with Triton's texts
+        (spec 01 section 2).
         """
         model = self._models.get(name)
         if model is None:
@@ -95,7 +96,7 @@ class Models:
         return all(
             model.versions
             and all(
-                record.state is VersionState.READY
+                (record.served is not None and record.served.able)
                 or (record.state is VersionState.UNAVAILABLE and record.reason == UNLOADED)
                 for record in model.versions.values()
             )
@@ -107,4 +108,4 @@ class Models:
         ready = model.ready()
         if not ready:
             raise NotFound(f"Request for unknown model: '{model.name}' has no available versions")
-        return ready[-1]
+        return next((version for version in reversed(ready) if not version.pending), ready[-1])

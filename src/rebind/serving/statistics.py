@@ -1,15 +1,19 @@
 """Counters of one model version, with the fields and the meaning of Triton's statistics extension (spec 05 section 1).
 
-Only the event loop writes and reads them, so they need no lock. They belong to the served version and survive refits.
+Only the event loop writes and reads them, so they need no lock. They survive refits. A load that replaces the version
+goes on with the counters, which metrics need; what the protocol tells begins at 0 with each load, as Triton's does.
 """
 
 from __future__ import annotations
 
+import copy
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rebind.scheduling.contract import Timeline
 
 
@@ -25,9 +29,9 @@ class Timing:
         self.count += 1
         self.ns += ns
 
-    def to_json(self) -> dict[str, int]:
-        """As the protocol writes it."""
-        return {"count": self.count, "ns": self.ns}
+    def since(self, earlier: Timing) -> dict[str, int]:
+        """What was added to ``earlier``, as the protocol writes it."""
+        return {"count": self.count - earlier.count, "ns": self.ns - earlier.ns}
 
 
 @dataclass(slots=True)
@@ -44,63 +48,97 @@ class BatchTimings:
         self.compute_infer.add(line.computed_ns - line.inputs_ready_ns)
         self.compute_output.add(line.ended_ns - line.computed_ns)
 
-    def to_json(self) -> dict[str, Any]:
-        """As the protocol writes it."""
+    def since(self, earlier: BatchTimings) -> dict[str, Any]:
+        """What was added to ``earlier``, as the protocol writes it."""
         return {
-            "compute_input": self.compute_input.to_json(),
-            "compute_infer": self.compute_infer.to_json(),
-            "compute_output": self.compute_output.to_json(),
+            "compute_input": self.compute_input.since(earlier.compute_input),
+            "compute_infer": self.compute_infer.since(earlier.compute_infer),
+            "compute_output": self.compute_output.since(earlier.compute_output),
         }
 
 
+@dataclass(slots=True)
+class Counters:
+    """What a version has done. ``inferences`` counts the items of batches; none of an answer from the cache."""
+
+    inferences: int = 0
+    executions: int = 0
+    success: Timing = field(default_factory=Timing)
+    fail: Timing = field(default_factory=Timing)
+    queue: Timing = field(default_factory=Timing)
+    compute: BatchTimings = field(default_factory=BatchTimings)
+    cache_hit: Timing = field(default_factory=Timing)
+    cache_miss: Timing = field(default_factory=Timing)
+    by_batch_size: dict[int, BatchTimings] = field(default_factory=dict)
+
+
 class Statistics:
-    """What one version has done since it was loaded."""
+    """What one version has done: ``counters``, which only grow; :meth:`to_json` counts from the last load on."""
 
     def __init__(self) -> None:
-        self._inference_count = 0
-        self._execution_count = 0
+        self.counters = Counters()
+        self._at_load = Counters()
         self._last_inference_ms = 0
-        self._success = Timing()
-        self._fail = Timing()
-        self._queue = Timing()
-        self._compute = BatchTimings()
-        self._by_batch_size: dict[int, BatchTimings] = {}
+
+    def loaded_anew(self) -> None:
+        """Another load goes on with these counters; :meth:`to_json` begins at 0."""
+        self._at_load = copy.deepcopy(self.counters)
+        self._last_inference_ms = 0
 
     def succeeded(self, batch_size: int, line: Timeline) -> None:
         """Counts a request that ran alone and was answered; ``batch_size`` is its own (1 without a batch dimension)."""
-        self._inference_count += batch_size
-        self._execution_count += 1
+        counters = self.counters
+        counters.inferences += batch_size
+        counters.executions += 1
+        counters.success.add(line.ended_ns - line.queued_ns)
+        counters.queue.add(line.started_ns - line.queued_ns)
+        counters.compute.add(line)
+        counters.by_batch_size.setdefault(batch_size, BatchTimings()).add(line)
         self._last_inference_ms = time.time_ns() // 1_000_000
-        self._success.add(line.ended_ns - line.queued_ns)
-        self._queue.add(line.started_ns - line.queued_ns)
-        self._compute.add(line)
-        self._by_batch_size.setdefault(batch_size, BatchTimings()).add(line)
 
     def failed(self, queued_ns: int, ended_ns: int) -> None:
         """Counts a request that ended in an error after it was queued."""
+        self.counters.fail.add(ended_ns - queued_ns)
         self._last_inference_ms = time.time_ns() // 1_000_000
-        self._fail.add(ended_ns - queued_ns)
+
+    def answered_from_cache(self, lookup_ns: int) -> None:
+        """Counts a request that the response cache answered: a success that neither waited nor ran."""
+        self.counters.success.add(lookup_ns)
+        self.counters.queue.add(0)
+        self.counters.cache_hit.add(lookup_ns)
+
+    def missed_cache(self, cache_ns: int) -> None:
+        """Counts, beside :meth:`succeeded`, that the response cache had no answer, and what it cost to ask and tell it.
+
+        Triton adds that to the time of the request.
+        """
+        self.counters.success.ns += cache_ns
+        self.counters.cache_miss.add(cache_ns)
 
     def to_json(self, name: str, version: int) -> dict[str, Any]:
         """One entry of ``model_stats``."""
-        zero = Timing().to_json()
+        now, then = self.counters, self._at_load
         return {
             "name": name,
             "version": str(version),
             "last_inference": self._last_inference_ms,
-            "inference_count": self._inference_count,
-            "execution_count": self._execution_count,
+            "inference_count": now.inferences - then.inferences,
+            "execution_count": now.executions - then.executions,
             "inference_stats": {
-                "success": self._success.to_json(),
-                "fail": self._fail.to_json(),
-                "queue": self._queue.to_json(),
-                **self._compute.to_json(),
-                "cache_hit": zero,
-                "cache_miss": zero,
+                "success": now.success.since(then.success),
+                "fail": now.fail.since(then.fail),
+                "queue": now.queue.since(then.queue),
+                **now.compute.since(then.compute),
+                "cache_hit": now.cache_hit.since(then.cache_hit),
+                "cache_miss": now.cache_miss.since(then.cache_miss),
             },
             "response_stats": {},
-            "batch_stats": [
-                {"batch_size": size, **timings.to_json()} for size, timings in sorted(self._by_batch_size.items())
-            ],
+            "batch_stats": list(self._batches()),
             "memory_usage": [],
         }
+
+    def _batches(self) -> Iterator[dict[str, Any]]:
+        for size, timings in sorted(self.counters.by_batch_size.items()):
+            timed = timings.since(self._at_load.by_batch_size.get(size, BatchTimings()))
+            if timed["compute_infer"]["count"]:
+                yield {"batch_size": size, **timed}

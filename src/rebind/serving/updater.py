@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     from rebind.repository.scan import ModelDirectory
     from rebind.repository.versions import Layout, VersionSource
     from rebind.serving.compiling import BackgroundCompiler
+    from rebind.serving.generation import Generation
     from rebind.serving.loader import Loaded, Loader
     from rebind.serving.models import Model, Models
     from rebind.serving.refit import Refitter
+    from rebind.serving.response_cache import ResponseCache
     from rebind.serving.version import SchedulerFactory
     from rebind.serving.wanted import Wanted
 
@@ -74,10 +76,12 @@ class Updater:
         compiler: BackgroundCompiler | None,
         make_scheduler: SchedulerFactory,
         executor: Executor,
+        cache: ResponseCache | None = None,
         *,
         need_config: bool,
     ) -> None:
         """``compiler`` None: versions stay on the tier they are loaded with. ``need_config``: see ``find_wanted``."""
+        self._cache = cache
         self._models = models
         self._loader = loader
         self._refitter = refitter
@@ -193,17 +197,23 @@ class Updater:
         graph = await self._call(lambda: self._loader.open(name, config, load.source))
         if served is not None and not load.config_changed and served.graph.key == graph.key:
             return _SamePlan(graph, load.source)
-        return await self._call(lambda: self._loader.load(name, config, load.source, graph))
+        pushed = _pushed(served, load.source)
+        return await self._refitter.staged(
+            lambda: self._loader.load(name, config, load.source, graph, pushed), self._executor
+        )
 
     def _install(self, model: Model, loaded: Loaded) -> None:
         record = model.versions[loaded.source.number]
         replaced = record.served
-        version = ModelVersion(model.name, loaded, self._make_scheduler, replaced)
+        version = ModelVersion(model.name, loaded, self._make_scheduler, replaced, self._cache)
+        if self._cache is None and version.config.caches_responses:
+            _log.warning("model '%s' asks for a response cache, and the server has none (--cache-config)", model.name)
         for warning in version.signature.warnings:
             _log.warning("%s", warning)
         record.step("loaded" if record.state is VersionState.LOADING else "replaced", served=version)
         _log.info("successfully loaded '%s' version %d", model.name, version.number)
         if replaced is not None:
+            replaced.retire()
             self._hold(asyncio.create_task(replaced.drain()))
         if self._compiler is not None and version.generation.plan.tier is Tier.EAGER:
             version.promotion = asyncio.create_task(self._compiler.promote(version))
@@ -242,6 +252,7 @@ class Updater:
         if version is None:
             return
         record.step("retire")
+        version.retire()
         task = self._drains[name, number] = asyncio.create_task(self._drain(version, record))
         task.add_done_callback(lambda _: self._drains.pop((name, number)))
 
@@ -261,6 +272,17 @@ class Updater:
         """Keeps a task until it is done: the loop itself holds tasks weakly."""
         self._in_background.add(task)
         task.add_done_callback(self._in_background.discard)
+
+
+def _pushed(served: ModelVersion | None, source: VersionSource) -> Generation | None:
+    """The weights that were pushed to a version, and are in no file; None once the repository has others.
+
+    A change of the configuration alone must not bring the weights back that were there before.
+    """
+    if served is None or not served.generation.resident or served.generation.digest == served.source_digest:
+        return None
+    same_files = (served.source.plan_print, served.source.weights_print) == (source.plan_print, source.weights_print)
+    return served.generation if same_files else None
 
 
 def _states(served: Iterable[ModelVersion], failures: Iterable[int]) -> dict[int, str]:

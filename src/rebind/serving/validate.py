@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from rebind.inference import InferRequest
+    from rebind.inference import InferRequest, Parameter
+
+GENERATION_PARAMETERS = frozenset({"min_weights_generation", "weights_generation"})
+"""Request parameters that say which weights are to answer."""
 
 _INT64_MAX = 2**63 - 1
 _MAX_ACCEPTED = 1024
@@ -77,8 +80,14 @@ def parse_version(text: str) -> int | None:
 
 
 def validate(request: InferRequest, io: ModelIO) -> InferRequest:
-    """The request itself; raises InvalidArgument with Triton's texts (spec 01 section 3.5) unless it fits the model."""
+    """The request itself; raises InvalidArgument with Triton's texts (spec 01 section 3.5) unless it fits the model.
+
+    Afterwards its ``GENERATION_PARAMETERS``, where it has any, are integers from 0 on.
+    """
     check_declared(request, request.inputs, io)
+    if request.parameters:
+        for name in GENERATION_PARAMETERS & request.parameters.keys():
+            _check_generation(request, name, request.parameters[name])
     return request
 
 
@@ -95,6 +104,14 @@ def check_declared(request: InferRequest, declared: Sequence[Declared], io: Mode
     if len(io.accepted) >= _MAX_ACCEPTED:
         io.accepted.clear()
     io.accepted.add(form)
+
+
+def _check_generation(request: InferRequest, name: str, value: Parameter) -> None:
+    if type(value) is not int or value < 0:
+        raise InvalidArgument(
+            f"{request.log_prefix}parameter '{name}' must be the number of a weights generation, an integer from 0 on, "
+            f"got: {value!r:.80}"
+        )
 
 
 def _check_outputs(request: InferRequest, io: ModelIO) -> None:

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 import time
 from collections import deque
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from rebind.errors import NotFound, WeightsPending
+from rebind.serving.generation import Commit, Generation
 from rebind.serving.instances import ModelInstance
 from rebind.serving.lifecycle import WEIGHTS_TRANSITIONS, WeightsState, advance
+from rebind.serving.refit_statistics import RefitStatistics
+from rebind.serving.response_cache import CachingScheduler
+from rebind.serving.staging import Target
 from rebind.serving.statistics import Statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rebind.config.model import ModelConfig
     from rebind.engines.contract import BoundPlan, Graph, Plan
-    from rebind.inference import InferRequest, InferResponse
+    from rebind.inference import InferRequest, InferResponse, Parameter
     from rebind.repository.versions import VersionSource
     from rebind.scheduling.contract import Instance, Observer, Scheduler
-    from rebind.serving.loader import Loaded, Staged
+    from rebind.serving.loader import Loaded
+    from rebind.serving.response_cache import ResponseCache
     from rebind.serving.signature import Signature
-    from rebind.weights.store import PutResult, WeightSet
+    from rebind.serving.stages import Stage
+    from rebind.serving.staging import Staged
 
     SchedulerFactory = Callable[[Sequence[Instance], Observer], Scheduler]
 
@@ -30,61 +39,17 @@ HISTORY_LENGTH = 256
 """Committed generations that a version remembers (their names and figures, not their weights)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """What serves: a plan bound to one weight set. ``number`` counts commits from 1 and is never reused.
-
-    ``bounds`` has what each instance runs: one bound plan for all, or one for each on its own copy of the weights.
-    """
-
-    number: int
-    label: str
-    bounds: tuple[BoundPlan, ...]
-
-    @property
-    def plan(self) -> Plan:
-        """The plan of all :attr:`bounds`."""
-        return self.bounds[0].plan
-
-    @property
-    def weights(self) -> WeightSet:
-        """The weights of all :attr:`bounds`, as they are in the store."""
-        return self.bounds[0].weights
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """One line of a version's weight history. Times are wall clock seconds since the epoch, durations milliseconds."""
-
-    generation: int
-    label: str
-    digest: str
-    cause: str
-    committed_at: float
-    refit_ms: float
-    copied_bytes: int
-    shared_bytes: int
-
-    def to_json(self) -> dict[str, Any]:
-        """As ``GET .../weights`` writes it."""
-        return {
-            "generation": self.generation,
-            "label": self.label,
-            "digest": self.digest,
-            "cause": self.cause,
-            "committed_at": self.committed_at,
-            "refit_ms": round(self.refit_ms, 3),
-            "copied_bytes": self.copied_bytes,
-            "shared_bytes": self.shared_bytes,
-        }
+_DEFAULT_KEPT = 1
+"""Previous weight sets that are kept where the configuration does not say: for a while, and till a stage needs room."""
 
 
 class ModelVersion:
     """Everything about one loaded version.
 
-    All methods belong to the event loop; instance threads only read :attr:`generation`, once per request, when it runs.
-    A request that runs holds the generation it read, and with it the plan and the weights: that reference is its lease.
-    ``predecessor``: what answers under this number until now, and after which the generations go on.
+    All methods belong to the event loop, but for :meth:`resident_generation`, which instance threads call once per
+    request, when it runs. A request that runs holds the generation it got, and with it the plan and the weights: that
+    reference is its lease. ``predecessor``: what answers under this number until now, and whose generations and
+    counters go on. ``cache``: where answers are kept, if the configuration asks for that.
     """
 
     def __init__(
@@ -93,6 +58,7 @@ class ModelVersion:
         loaded: Loaded,
         make_scheduler: SchedulerFactory,
         predecessor: ModelVersion | None = None,
+        cache: ResponseCache | None = None,
     ) -> None:
         self.name = name
         self.number: int = loaded.source.number
@@ -100,7 +66,10 @@ class ModelVersion:
         self.graph: Graph = loaded.graph
         self.signature: Signature = loaded.signature
         self.source: VersionSource = loaded.source
-        self.statistics = Statistics()
+        self.statistics: Statistics = Statistics() if predecessor is None else predecessor.statistics
+        self.statistics.loaded_anew()
+        self.refits: RefitStatistics = RefitStatistics() if predecessor is None else predecessor.refits
+        """What changes of weights this version has seen, under whichever load."""
         self.refit_lock = asyncio.Lock()
         """Held from staging to commit: one writer at a time."""
         self.promotion: asyncio.Task[None] | None = None
@@ -109,26 +78,128 @@ class ModelVersion:
         """Why the compiled tier is not there, when its build failed."""
         self.refusal: str | None = None
         """Why the newest weights on disk do not serve, until others are committed."""
-        number = 1 if predecessor is None else predecessor.generation.number + 1
-        self.generation: Generation = Generation(number, loaded.staged.label, loaded.staged.bounds)
-        self._weights_state = WeightsState.SERVING
+        self.source_digest: str = "" if predecessor is None else predecessor.source_digest
+        """The digest of the weights in :attr:`source`, as they were when they were last read or written by us."""
+        self.lost: str | None = None
+        """Why weights that were paged out cannot be read back."""
+        self.retained: tuple[Generation, ...] = ()
+        """Previous generations whose weights are kept, oldest first."""
+        self.stages: dict[str, Stage] = {}
+        """Open stages by their ids."""
+        self.in_flight = 0
+        """Requests that are queued or run."""
+        self.last_used_s = time.monotonic()
+        """When the last request came."""
+        self.retired = False
+        """It serves no more: it was unloaded, or another load has replaced it."""
+        before = 0 if predecessor is None else predecessor.generation.number
+        self.generation: Generation = Generation(before, "", "", loaded.plan, ())
+        self._resident = threading.Event()
+        self._loop = asyncio.get_running_loop()
+        self._changed: asyncio.Future[None] = self._loop.create_future()
+        self._weights_state = WeightsState.PENDING
+        self._committed_s = time.monotonic()
         self._history = deque(() if predecessor is None else predecessor.history, maxlen=HISTORY_LENGTH)
-        self._remember("load", loaded.staged.put, loaded.load_ms)
-        self._scheduler = make_scheduler(
-            [ModelInstance(name, self, index) for index, name in enumerate(loaded.config.instance_names)],
-            self.statistics,
-        )
+        if loaded.staged is not None:
+            self._begin(loaded, loaded.staged)
+        instances = [ModelInstance(name, self, index) for index, name in enumerate(loaded.config.instance_names)]
+        self._scheduler = make_scheduler(instances, self.statistics)
+        if cache is not None and loaded.config.caches_responses:
+            self._scheduler = CachingScheduler(self._scheduler, cache, self)
+
+    def _begin(self, loaded: Loaded, staged: Staged) -> None:
+        self.step("stage")
+        self.step("validated")
+        self.commit(staged, "load", loaded.load_ms)
+        if loaded.from_files:
+            self.source_digest = staged.digest
+        durations_s = {"total": loaded.load_ms / 1e3}
+        self.refits.record("load", "committed", staged.put.copied_bytes, staged.put.shared_bytes, durations_s)
+
+    @property
+    def target(self) -> Target:
+        """What weights for this version are staged for."""
+        return Target(self.config, self.graph, self.signature, self.source.plan_file.parent.parent)
+
+    @property
+    def pending(self) -> bool:
+        """It was loaded without weights and waits for the first ones."""
+        return self.generation.pending
+
+    @property
+    def able(self) -> bool:
+        """It has weights, in memory or where they can be had from."""
+        return not self.pending and self.lost is None
 
     def infer(self, request: InferRequest) -> asyncio.Future[InferResponse]:
-        """Queues a validated request."""
-        return self._scheduler.submit(request)
+        """Queues a validated request; raises :class:`WeightsPending`, or NotFound for a generation that is not kept."""
+        if self.generation.pending:
+            raise WeightsPending(self.name, self.number)
+        if request.parameters:
+            self.generation_for(request.parameters)
+        self.last_used_s = time.monotonic()
+        self.in_flight += 1
+        future = self._scheduler.submit(request)
+        future.add_done_callback(self._answered)
+        return future
+
+    @contextlib.contextmanager
+    def pinned(self) -> Iterator[None]:
+        """The weights are not paged out: a request is on its way."""
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+    def generation_for(self, parameters: Mapping[str, Parameter]) -> Generation:
+        """What serves, or the generation that a request names (``weights_generation``); from any thread.
+
+        Raises NotFound for one whose weights are not kept.
+        """
+        generation = self.generation
+        wanted = parameters.get("weights_generation", generation.number)
+        if wanted == generation.number:
+            return generation
+        for kept in self.retained:
+            if wanted == kept.number:
+                return kept
+        there = ", ".join(str(each.number) for each in (*self.retained, generation))
+        raise NotFound(
+            f"model '{self.name}' version {self.number} does not have generation {wanted} of its weights; "
+            f"it has: {there} (WEIGHTS_KEEP_GENERATIONS)"
+        )
+
+    def resident_generation(self, parameters: Mapping[str, Parameter]) -> Generation:
+        """What a request runs on that starts now; for instance threads.
+
+        Waits while an in-place refit has taken the old weights and not yet brought the new ones. Raises as
+        :meth:`generation_for`, and :class:`WeightsPending` when no weights are left.
+        """
+        while not (generation := self.generation_for(parameters)).resident:
+            if generation.pending:
+                raise WeightsPending(self.name, self.number)
+            self._resident.wait()
+        return generation
 
     async def drain(self) -> None:
         """Answers what is queued and ends the instances; gives the promotion up, which would keep the weights alive."""
+        self.retire()
         if self.promotion is not None:
             self.promotion.cancel()
             self.promotion = None  # its traceback leads back here
         await self._scheduler.drain()
+
+    def retire(self) -> None:
+        """No weights are taken from now on: stages end, and who waits for a generation looks elsewhere."""
+        self.retired = True
+        for stage in tuple(self.stages.values()):
+            stage.end()
+        self._announce()
+
+    async def change(self) -> None:
+        """Returns after the next change of :attr:`generation`, or when the version is retired."""
+        await asyncio.shield(self._changed)
 
     @property
     def weights_state(self) -> WeightsState:
@@ -144,36 +215,92 @@ class ModelVersion:
         """Moves :attr:`weights_state` along its table."""
         self._weights_state = advance(WEIGHTS_TRANSITIONS, self._weights_state, event)
 
-    def commit(self, staged: Staged, cause: str, refit_ms: float) -> None:
-        """Makes ``staged`` the next generation: one assignment, seen by every request that starts from now on."""
-        self.generation = Generation(self.generation.number + 1, staged.label, staged.bounds)
-        self.step("committed")
-        self.refusal = None
-        self._remember(cause, staged.put, refit_ms)
+    def step_back(self) -> None:
+        """Ends a change that changed nothing."""
+        generation = self.generation
+        self.step("still pending" if generation.pending else "kept" if generation.resident else "still paged")
 
-    def promote(self, bounds: tuple[BoundPlan, ...], expected: Generation) -> bool:
+    def commit(self, staged: Staged, cause: str, refit_ms: float, *, retain: bool = True) -> None:
+        """Makes ``staged`` the next generation: one assignment, seen by every request that starts from now on.
+
+        ``retain``: the weights that it replaces are kept, as far as the configuration asks for it.
+        """
+        previous, plan = self.generation, staged.bounds[0].plan
+        self.generation = Generation(previous.number + 1, staged.label, staged.digest, plan, staged.bounds)
+        self.step("committed")
+        self.refusal = self.lost = None
+        if retain and previous.resident:
+            keep = _DEFAULT_KEPT if self.config.keep_generations is None else self.config.keep_generations
+            self.retained = (*self.retained, previous)[-keep:] if keep else ()
+        self._committed_s = time.monotonic()
+        self._remember(staged, cause, refit_ms)
+        self._resident.set()
+        self._announce()
+
+    def promote(self, plan: Plan, bounds: tuple[BoundPlan, ...], expected: Generation) -> bool:
         """Replaces the plan under the weights of ``expected``; False if other weights serve by now."""
         if self.generation is not expected:
             return False
-        self.generation = replace(expected, bounds=bounds)
+        self.generation = replace(expected, plan=plan, bounds=bounds)
         return True
 
-    def _remember(self, cause: str, put: PutResult, refit_ms: float) -> None:
+    def drop_retained(self, generation: Generation) -> None:
+        """Keeps the weights of ``generation``, one of :attr:`retained`, no longer."""
+        self.retained = tuple(each for each in self.retained if each is not generation)
+
+    def make_room_for_stage(self) -> None:
+        """The memory of the weights that served before is the next stage's, unless the configuration keeps them."""
+        if self.config.keep_generations is None:
+            self.retained = ()
+
+    def drop_idle(self, idle_s: float) -> None:
+        """Keeps weights that served before for ``idle_s`` after their end, unless the configuration says how many."""
+        if self.config.keep_generations is None and time.monotonic() - self._committed_s >= idle_s:
+            self.retained = ()
+
+    def take(self) -> None:
+        """Lets the weights go, and all that were retained; requests that start wait for the commit."""
+        self._resident.clear()
+        self.retained = ()
+        self.generation = replace(self.generation, bounds=())
+
+    def page_out(self) -> None:
+        """Lets the weights go until :meth:`page_in`; for a version without requests."""
+        self.take()
+        self.step("page out")
+
+    def page_in(self, bounds: tuple[BoundPlan, ...]) -> None:
+        """The weights of the generation are back in memory."""
+        self.generation = replace(self.generation, plan=bounds[0].plan, bounds=bounds)
+        self.lost = None
+        self.step("page in")
+        self._resident.set()
+
+    def lose(self, reason: str) -> None:
+        """The weights are gone for good (an in-place refit failed half way): requests fail until others come."""
+        self.generation = replace(self.generation, label="", digest="", bounds=())
+        self.refusal = reason
+        self.step("lost")
+        self._resident.set()
+        self._announce()
+
+    def _remember(self, staged: Staged, cause: str, refit_ms: float) -> None:
         self._history.append(
             Commit(
                 generation=self.generation.number,
-                label=self.generation.label,
-                digest=put.weights.digest,
+                label=staged.label,
+                digest=staged.digest,
                 cause=cause,
                 committed_at=time.time(),
                 refit_ms=refit_ms,
-                copied_bytes=put.copied_bytes,
-                shared_bytes=put.shared_bytes,
+                copied_bytes=staged.put.copied_bytes,
+                shared_bytes=staged.put.shared_bytes,
             )
         )
 
+    def _announce(self) -> None:
+        self._changed.set_result(None)
+        self._changed = self._loop.create_future()
 
-def rebound(bounds: Sequence[BoundPlan], plan: Plan) -> tuple[BoundPlan, ...]:
-    """The same weights on another plan: instances that shared a bound plan share one again."""
-    moved = {bound: plan.bind(bound.weights) for bound in set(bounds)}
-    return tuple(moved[bound] for bound in bounds)
+    def _answered(self, _: asyncio.Future[InferResponse]) -> None:
+        self.in_flight -= 1

@@ -96,7 +96,6 @@ def _not_yet(config: ConfigMessage, name: str) -> Iterator[str]:
         "sequence_batching": config.HasField("sequence_batching"),
         "model_warmup": bool(config.model_warmup),
         "decoupled transactions": config.model_transaction_policy.decoupled,
-        "response_cache": config.response_cache.enable,
         f"runtime '{config.runtime}'": bool(config.runtime),
         "passive instances": any(group.passive for group in config.instance_group),
         "batch_input": bool(config.batch_input),
