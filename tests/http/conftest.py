@@ -7,6 +7,7 @@ import pytest
 import uvloop
 
 from tests.http.plane import NumpyPlane, RunningServer
+from tests.http.stages import KeptStages
 from tests.http.wire import Client
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def server(shared_server: RunningServer) -> RunningServer:
     plane.unloads.clear()
     plane.started.clear()
     plane.cancelled.clear()
+    plane.stages_ = KeptStages()
     return shared_server
 
 

@@ -11,17 +11,23 @@ import numpy as np
 import uvloop
 
 from rebind.errors import Internal, NotFound, Unavailable
+from rebind.http.routes import V2_ROUTES
 from rebind.http.server import HttpServer
 from rebind.inference import InferResponse
 from rebind.serving.dataplane import DataPlane, WeightsReport
+from rebind.serving.updates import Outcome, UpdateReport
 from rebind.serving.validate import ModelIO, validate
 from rebind.tensor import DataType, Tensor, TensorSpec
+from tests.http.stages import DIGEST, KeptStage, KeptStages, check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
 
     from rebind.http.limits import Limits
+    from rebind.http.routes import Routes
     from rebind.inference import InferRequest
+    from rebind.serving.updates import Mode, StageOptions, UpdateOptions
 
 Function = "Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]"
 
@@ -74,6 +80,7 @@ class NumpyPlane:
     seen: list[InferRequest] = field(default_factory=list)
     started: threading.Event = field(default_factory=threading.Event)
     cancelled: threading.Event = field(default_factory=threading.Event)
+    stages_: KeptStages = field(default_factory=KeptStages)
     waiting: list[tuple[asyncio.Future[InferResponse], InferRequest]] = field(default_factory=list)
     stopping: bool = False
     parameters: dict[str, Any] = field(default_factory=lambda: {"weights_generation": 7, "weights_label": "step-1200"})
@@ -89,6 +96,7 @@ class NumpyPlane:
             "not_utf8": (_identity_io(DataType.BYTES, 1), _not_utf8),
             "fail": (_identity_io(DataType.FP32, 4), _fail),
             "break": (_identity_io(DataType.FP32, 4), _break),
+            "pending": (_identity_io(DataType.FP32, 4), _identity),
             "a/b": (_identity_io(DataType.FP32, 4), _identity),
             "über": (_identity_io(DataType.FP32, 4), _identity),
             "100%25": (_identity_io(DataType.FP32, 4), _identity),
@@ -165,7 +173,36 @@ class NumpyPlane:
 
     def weights(self, name: str, version: int | None, *, slots: bool = False) -> WeightsReport:
         self.io(name, version)
-        return WeightsReport("abc123", {"digest": "abc123", **({"slots": []} if slots else {})})
+        digest = "" if name == "pending" else DIGEST
+        return WeightsReport(digest, {"digest": digest, **({"slots": []} if slots else {})})
+
+    def open_push(self, name: str, version: int | None, mode: Mode, options: UpdateOptions) -> KeptStage:
+        self.io(name, version)
+        return self.stages_.push(name, mode, options)
+
+    def open_stage(self, name: str, version: int | None, options: StageOptions) -> KeptStage:
+        self.io(name, version)
+        return self.stages_.open(name, options)
+
+    def stages(self, name: str, version: int | None) -> list[KeptStage]:
+        self.io(name, version)
+        return self.stages_.opened
+
+    def stage(self, name: str, version: int | None, stage_id: str) -> KeptStage:
+        for stage in self.stages(name, version):
+            if stage.id == stage_id:
+                return stage
+        raise NotFound(f"no stage '{stage_id}'")
+
+    async def rollback(self, name: str, version: int | None, options: UpdateOptions) -> UpdateReport:
+        self.io(name, version)
+        check(options)
+        self.stages_.rollbacks.append(options)
+        return UpdateReport(name, 1, Outcome.COMMITTED, 9, options.label, DIGEST)
+
+    async def wait_weights(self, name: str, version: int | None, generation: int, timeout_s: float) -> WeightsReport:
+        await self.stages_.wait(generation, timeout_s)
+        return self.weights(name, version)
 
     async def repository_index(self, *, ready: bool = False) -> list[dict[str, str]]:
         await asyncio.sleep(0)
@@ -190,10 +227,14 @@ class RunningServer:
     """A server on 127.0.0.1 in a thread with a loop of its own; ``port`` is set once it listens."""
 
     def __init__(
-        self, plane: NumpyPlane, limits: Limits | None = None, loop_factory: Any = uvloop.new_event_loop
+        self,
+        plane: NumpyPlane,
+        limits: Limits | None = None,
+        loop_factory: Any = uvloop.new_event_loop,
+        routes: Routes = V2_ROUTES,
     ) -> None:
         self.plane = plane
-        self.server = HttpServer(cast("DataPlane", plane), limits)
+        self.server = HttpServer(cast("DataPlane", plane), limits, routes=routes)
         self.loop = loop_factory()
         self.problems: list[dict[str, Any]] = []
         self.loop.set_exception_handler(lambda _loop, context: self.problems.append(context))
@@ -213,6 +254,10 @@ class RunningServer:
             function()
 
         self.run(call())
+
+    def begin_drain(self, timeout_s: float) -> Future[None]:
+        """Lets the server come to its end; the result is there when it has."""
+        return asyncio.run_coroutine_threadsafe(self.server.drain(timeout_s), self.loop)
 
     def close(self) -> None:
         """Drains, and checks that nothing went wrong unseen."""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import uvloop
@@ -28,14 +28,10 @@ def server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
     running.close()
 
 
-def begin_drain(server: RunningServer, timeout_s: float) -> Any:
-    return asyncio.run_coroutine_threadsafe(server.server.drain(timeout_s), server.loop)
-
-
 def test_idle_connections_are_closed_and_new_ones_refused(server: RunningServer) -> None:
     with Client(server.port) as client:
         assert client.ask("GET", "/v2/health/live").status == 200
-        begin_drain(server, 10).result(10)
+        server.begin_drain(10).result(10)
         assert client.at_end()
     with pytest.raises(ConnectionRefusedError):
         Client(server.port)
@@ -45,14 +41,14 @@ def test_half_a_head_does_not_hold_up_the_stop(server: RunningServer) -> None:
     with Client(server.port) as client:
         client.send(b"GET /v2/health/live HTTP/1.1\r\nHost:")
         server.call(lambda: None)
-        begin_drain(server, 600).result(10)
+        server.begin_drain(600).result(10)
         assert client.at_end()
 
 
 def test_request_that_meets_the_stop_on_an_idle_connection_is_answered(server: RunningServer) -> None:
     with Client(server.port) as client:
         assert client.ask("GET", "/v2/health/live").status == 200
-        draining = begin_drain(server, 10)
+        draining = server.begin_drain(10)
         server.call(lambda: None)
         answer = client.ask("GET", "/v2/health/live")
         assert (answer.status, answer.headers["connection"]) == (200, "close")
@@ -64,7 +60,7 @@ def test_request_in_flight_is_answered_and_the_next_one_is_not(server: RunningSe
     with Client(server.port) as client:
         client.send(INFER + INFER)
         assert server.plane.started.wait(10)
-        draining = begin_drain(server, 10)
+        draining = server.begin_drain(10)
         server.call(server.plane.release)
         answer = client.read()
         assert (answer.status, answer.headers["connection"]) == (200, "close")
@@ -78,7 +74,7 @@ def test_request_that_is_still_arriving_is_answered(server: RunningServer) -> No
     with Client(server.port) as client:
         client.send(live + live[:10])
         assert client.read().status == 200
-        draining = begin_drain(server, 10)
+        draining = server.begin_drain(10)
         server.call(lambda: None)
         client.send(live[10:])
         assert client.read().headers["connection"] == "close"
@@ -89,7 +85,7 @@ def test_what_takes_too_long_is_cut_and_cancelled(server: RunningServer) -> None
     with Client(server.port) as client:
         client.send(INFER)
         assert server.plane.started.wait(10)
-        begin_drain(server, 0.05).result(10)
+        server.begin_drain(0.05).result(10)
         assert server.plane.cancelled.wait(10)
         with pytest.raises(ConnectionError):
             client.read()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -125,6 +126,18 @@ _PIECES = st.one_of(
             b"Expect: 100-continue\r\n",
         ]
     ),
+    st.sampled_from(
+        [
+            b"POST /v2/models/id/weights HTTP/1.1\r\n",
+            b"PUT /v2/models/id/weights/stages/s1 HTTP/1.1\r\n",
+            b"DELETE /v2/models/id/weights/stages/s1 HTTP/1.1\r\n",
+            b'If-Match: "abc123"\r\n',
+            b"5\r\nHUGE#\r\n",
+            b"FAULTY",
+        ]
+    ),
+    st.just(message("POST", "/v2/models/id/weights/stages")),
+    st.just(message("POST", "/v2/models/id/weights", b"weights#")),
     st.just(message("GET", "/v2/health/live")),
 )
 
@@ -146,6 +159,39 @@ def test_any_stream_is_answered_cleanly_and_the_server_goes_on(server: RunningSe
     with Client(server.port) as client:
         assert client.ask("GET", "/v2/health/live").status == 200
     assert server.problems == []
+
+
+_WEIGHTS = "/v2/models/id/weights"
+_CALLS = ["", "/stages", "/stages/s1", "/stages/s1/prepare", "/stages/s1/commit", "/rollback", "/wait"]
+# No digits: nobody waits for the wait for generation 9.
+_WORDS = st.text(st.characters(exclude_characters="0123456789"), max_size=5)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    method=st.sampled_from(["GET", "POST", "PUT", "DELETE"]),
+    path=st.sampled_from(_CALLS),
+    query=st.lists(
+        st.tuples(
+            st.sampled_from(["label", "mode", "dry_run", "persist", "keep", "slots", "generation", "timeout_s"])
+            | st.text(max_size=3),
+            st.sampled_from(["true", "0", "1", "7", "0.0", "full", "patch", ""]) | _WORDS,
+        ),
+        max_size=3,
+    ),
+    tag=st.sampled_from(["*", '"abc123"', '"other"', 'W/"a"', '"a", "b"', '"', ""]),
+    document=st.none()
+    | _VALUES
+    | st.fixed_dictionaries({}, optional=dict.fromkeys(("shm", "mode", "lease_s", "time_limit_s", "names"), _VALUES)),
+)
+def test_any_call_on_weights_is_answered_or_refused(
+    client: Client, method: str, path: str, query: list[tuple[str, str]], tag: str, document: Any
+) -> None:
+    body = b"" if document is None else json.dumps(document).encode()
+    path = f"{_WEIGHTS}{path}?{urlencode(query)}"
+    answer = client.ask(method, path, body, if_match=tag)
+    assert answer.status in {200, 201, 400, 404, 405, 408, 412}
+    assert answer.json is not None
 
 
 @pytest.mark.parametrize(

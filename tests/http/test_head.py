@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rebind.http.errors import Refused
 from rebind.http.head import Head, parse_head
-from rebind.http.routes import route
+from rebind.http.routes import V2_ROUTES, route
 
 
 def head(*lines: str) -> Head:
@@ -117,7 +117,7 @@ def test_an_unknown_expectation_is_417() -> None:
 )
 def test_a_model_name_is_decoded_once(path: str, model: str) -> None:
     raw = f"GET {path} HTTP/1.1\r\n\r\n".encode()
-    assert route(parse_head(raw)).model == model
+    assert route(parse_head(raw), V2_ROUTES).model == model
 
 
 @given(st.binary(max_size=300))
@@ -138,4 +138,4 @@ def test_any_tokens_are_a_head_or_refused(tokens: list[str]) -> None:
     with contextlib.suppress(Refused):
         parsed = parse_head(("".join(tokens) + "\r\n\r\n").encode("latin-1"))
         assert not (parsed.chunked and "content-length" in parsed.headers)
-        route(parsed)
+        route(parsed, V2_ROUTES)

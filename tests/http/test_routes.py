@@ -119,16 +119,6 @@ def test_other_names_are_404(client: Client, name: str) -> None:
     assert answer.error
 
 
-def test_weights_carry_their_digest_as_entity_tag(client: Client) -> None:
-    answer = client.ask("GET", "/v2/models/id/weights")
-    assert answer.headers["etag"] == '"abc123"'
-    assert answer.json == {"digest": "abc123"}
-    assert client.ask("GET", "/v2/models/id/weights?slots=true").json == {"digest": "abc123", "slots": []}
-    answer = client.ask("GET", "/v2/models/id/weights", if_none_match='"other", "abc123"')
-    assert (answer.status, answer.body, answer.headers["etag"]) == (304, b"", '"abc123"')
-    assert client.ask("GET", "/v2/models/id/weights", if_none_match='"abc"').status == 200
-
-
 def test_repository_index(client: Client) -> None:
     for path in ("/v2/repository/index", "/v2/repository/any/index"):
         assert client.ask("POST", path).json == [{"name": "id", "version": "1", "state": "READY"}, {"name": "off"}]

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import TYPE_CHECKING, Any
 
+from rebind.errors import Unsupported
 from rebind.http.cache import MAX_KEY_BYTES, BoundedCache
+from rebind.http.calls import Call, Streamed
 from rebind.http.codec import Codec
 from rebind.http.compression import CODINGS, inflate
 from rebind.http.errors import Refused
 from rebind.http.head import parse_head
 from rebind.http.limits import json_too_large, too_large
 from rebind.http.reply import Outcome, Pending, Reply, json_reply
-from rebind.http.routes import Call, infer, route
+from rebind.http.routes import V2_ROUTES, infer, route
+from rebind.http.sinks import Memory
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from rebind.http.calls import Target
     from rebind.http.limits import Limits
-    from rebind.http.routes import Target
+    from rebind.http.routes import Routes
+    from rebind.http.sinks import Sink
     from rebind.serving.dataplane import DataPlane
 
 # A larger compressed body is inflated by a thread, since that takes longer than other requests should wait.
@@ -28,8 +34,9 @@ _INFLATE_INLINE_BYTES = 64 * 1024
 class Api:
     """What all connections of a server share; event loop only."""
 
-    def __init__(self, plane: DataPlane, limits: Limits) -> None:
+    def __init__(self, plane: DataPlane, limits: Limits, routes: Routes = V2_ROUTES) -> None:
         self.plane = plane
+        self._routes = routes
         self.codec = Codec(limits)
         self._limits = limits
         self._json_limit = min(limits.input_bytes, limits.body_bytes)
@@ -40,20 +47,26 @@ class Api:
         """What a request's head asks for; raises :class:`Refused` for one that is malformed."""
         target = self._targets.get(head)
         if target is None:
-            target = route(parse_head(head))
+            target = route(parse_head(head), self._routes)
             if len(head) <= MAX_KEY_BYTES:
                 self._targets.put(head, target)
         return target
 
-    def body_limit(self, target: Target) -> int:
-        """How many bytes of body the request may have: only tensors after the JSON may go beyond ``input_bytes``."""
+    def body_limit(self, target: Target) -> int | None:
+        """How many bytes of body the request may have: only tensors after the JSON may go beyond ``input_bytes``.
+
+        None is what fits into the sink.
+        """
+        if isinstance(target.handler, Streamed):
+            return None
         tensors_follow = target.handler is infer and target.header_length not in {None, "0"}
         return self._limits.body_bytes if tensors_follow else self._json_limit
 
     def check_length(self, target: Target) -> None:
         """Refuses a body by its announced length, with Triton's texts where Triton has a limit."""
         length = target.head.content_length
-        if length <= self._json_limit or length <= self.body_limit(target):
+        limit = self.body_limit(target) if length > self._json_limit else None
+        if limit is None or length <= limit:
             return
         if length > self._limits.body_bytes:
             raise Refused(413, f"request body of {length} bytes exceeds the maximum of {self._limits.body_bytes} bytes")
@@ -61,18 +74,28 @@ class Api:
             raise too_large(f"Raw input has a byte_size ({length} bytes)", self._limits)
         raise json_too_large(length, self._limits)
 
+    def open(self, target: Target) -> Sink:
+        """Where the body of a request goes. May raise as handlers may: the body is not wanted then."""
+        if not isinstance(target.handler, Streamed):
+            return Memory(target.head.content_length, target.json_bytes, functools.partial(self.answer, target))
+        if target.head.headers.get("content-encoding", "identity").lower() != "identity":
+            raise Unsupported("weights are taken as they are: send them without Content-Encoding")
+        return target.handler.open(Call(self, target, memoryview(b"")))
+
     def answer(self, target: Target, body: memoryview) -> Outcome:
-        """Answers a request."""
+        """Answers a request whose body was collected."""
+        handler = target.handler
+        assert not isinstance(handler, Streamed)
         coding = target.head.headers.get("content-encoding")
         if coding is None or coding.lower() == "identity":
-            return target.handler(Call(self, target, body))
+            return handler(Call(self, target, body))
         if coding.lower() not in CODINGS:
             refusal = {"error": "Unsupported compression type"}
             return json_reply(refusal, status=501, headers=b"Accept-Encoding: gzip, deflate\r\n")
         if body.nbytes < _INFLATE_INLINE_BYTES:
-            return target.handler(Call(self, target, inflate(body, self._limits)))
+            return handler(Call(self, target, inflate(body, self._limits)))
         inflating = asyncio.get_running_loop().run_in_executor(None, inflate, body, self._limits)
-        return Pending(inflating, lambda content: target.handler(Call(self, target, content)))
+        return Pending(inflating, lambda content: handler(Call(self, target, content)))
 
     def run(self, answer: Coroutine[Any, Any, Reply]) -> Pending:
         """A reply that takes time, and is worked out even if its client goes away."""

@@ -1,68 +1,103 @@
-"""Bodies of known length, received into memory of the request's own, without a copy when they are large."""
+"""Bodies as they arrive: what of the stream is content, and its way into a sink, in large stretches without a copy."""
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-import numpy as np
+from rebind.http.errors import error_reply
+from rebind.http.sinks import Discard
 
 if TYPE_CHECKING:
     from rebind.http.protocol import Connection
-
-_ALIGNMENT = 64
+    from rebind.http.sinks import Sink
 
 DIRECT_BYTES = 64 * 1024
-"""From this many missing bytes on, the socket is read straight into the body."""
+"""From this many bytes of content in one stretch on, the socket is read straight into the sink."""
+
+_READ_BYTES = 1024 * 1024
 
 
-class SizedBody:
-    """A body of ``length`` bytes, in fresh memory that may be written to.
+class Body(ABC):
+    """The content of one body on its way into ``sink``; what is common to both framings.
 
-    It is placed so that what follows its first ``json_bytes`` is aligned.
+    ``stretch``: how many of the next bytes are content for certain. A sink that fails is abandoned, and what follows
+    is dropped: the connection stays in step with its client, which is told when it has sent everything.
     """
 
-    def __init__(self, length: int, json_bytes: int) -> None:
-        # np.empty touches no page: memory is taken as bytes arrive, not as a client announces them.
-        memory = np.empty(length + _ALIGNMENT, np.uint8)
-        start = -(memory.ctypes.data + json_bytes) % _ALIGNMENT
-        self.content = memory.data[start : start + length]
-        self._filled = 0
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self.stretch = 0
 
-    @property
-    def missing(self) -> memoryview:
-        """Where the bytes go that have not arrived."""
-        return self.content[self._filled :]
+    @abstractmethod
+    def feed(self, data: bytes) -> bytes | None:
+        """Takes what arrived: None while the body goes on, at its end the bytes that follow it."""
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes of the stretch go; at most 1 MiB."""
+        try:
+            room = self.sink.buffer()
+        except Exception as error:  # noqa: BLE001 - whatever a sink meets ends in the reply
+            self._drop(error)
+            room = self.sink.buffer()
+        return room[: min(self.stretch, _READ_BYTES)]
 
     def received(self, count: int) -> None:
-        """Notes that the first ``count`` bytes of ``missing`` were written."""
-        self._filled += count
+        """Notes that the first ``count`` bytes of ``buffer()`` were written."""
+        self.stretch -= count
+        try:
+            self.sink.received(count)
+        except Exception as error:  # noqa: BLE001 - whatever a sink meets ends in the reply
+            self._drop(error)
+
+    def _pour(self, data: memoryview) -> int:
+        """Copies what of ``data`` belongs to the stretch; returns how many bytes that is."""
+        size = min(len(data), self.stretch)
+        at = 0
+        while at < size:
+            room = self.buffer()
+            count = min(len(room), size - at)
+            room[:count] = data[at : at + count]
+            self.received(count)
+            at += count
+        return size
+
+    def _drop(self, error: Exception) -> None:
+        # Not the error itself: through its traceback it would keep what the sink gives up.
+        self.sink.abandon()
+        self.sink = Discard(error_reply(error))
+
+
+class SizedBody(Body):
+    """A body of ``length`` bytes."""
+
+    def __init__(self, length: int, sink: Sink) -> None:
+        super().__init__(sink)
+        self.stretch = length
 
     def feed(self, data: bytes) -> bytes | None:
         """Takes what arrived: None while the body goes on, at its end the bytes that follow it."""
-        missing = self.missing
-        taken = min(len(data), len(missing))
-        missing[:taken] = memoryview(data)[:taken]
-        self.received(taken)
-        return data[taken:] if taken == len(missing) else None
+        taken = self._pour(memoryview(data))
+        return None if self.stretch else data[taken:]
 
 
 class DirectReceiver(asyncio.BufferedProtocol):
-    """Stands in for a connection while a large body arrives, and reads the socket straight into it."""
+    """Stands in for a connection during a large stretch of a body, and reads the socket straight into its sink.
 
-    def __init__(self, connection: Connection, body: SizedBody) -> None:
+    It knows no body itself: uvloop keeps it alive for as long as the connection.
+    """
+
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._body = body
 
     def get_buffer(self, _sizehint: int) -> memoryview:
-        """asyncio: where to read to; never more than the body, so the next request stays in the socket."""
-        return self._body.missing
+        """asyncio: where to read to; never more than the stretch, so what follows it stays in the socket."""
+        return self._connection.body_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         """asyncio: bytes were read."""
-        self._body.received(nbytes)
-        if not self._body.missing:
-            self._connection.body_received()
+        self._connection.body_updated(nbytes)
 
     def eof_received(self) -> bool | None:
         """asyncio: the client sends no more."""

@@ -4,35 +4,41 @@ from __future__ import annotations
 
 import enum
 import re
+from typing import TYPE_CHECKING
 
+from rebind.http.bodies import Body
 from rebind.http.errors import Refused
 from rebind.http.limits import MAX_CHUNKS, MAX_HEAD_BYTES
 
-# The size, then extensions, which mean nothing to us. 8 hex digits are more than any limit allows.
-_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?")
+if TYPE_CHECKING:
+    from rebind.http.sinks import Sink
+
+# The size, then extensions, which mean nothing to us. 12 hex digits are more than any machine has memory.
+_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,12})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?")
 _MAX_LINE_BYTES = 4096
 
 
 class _Next(enum.Enum):
+    """The line that comes next, when the chunk's content is complete."""
+
     SIZE = enum.auto()
-    DATA = enum.auto()
     DATA_END = enum.auto()
     TRAILER = enum.auto()
     NOTHING = enum.auto()
 
 
-class ChunkedBody:
-    """One body, collected in ``content``; at most ``max_bytes`` of it.
+class ChunkedBody(Body):
+    """A body in chunks, at most ``max_bytes`` of it; None leaves it to the sink how much that is.
 
     Trailers are read to their end and dropped.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        self.content = bytearray()
+    def __init__(self, sink: Sink, max_bytes: int | None) -> None:
+        super().__init__(sink)
         self._max_bytes = max_bytes
         self._next = _Next.SIZE
-        self._missing = 0  # bytes of the current chunk that are still to come
         self._chunks = 0
+        self._bytes = 0  # of all chunks that have begun
         self._trailer_bytes = 0
         self._unread = b""  # the beginning of a line
 
@@ -44,22 +50,13 @@ class ChunkedBody:
         data = self._unread + data if self._unread else data
         at = 0
         while self._next is not _Next.NOTHING:
-            after = self._take_data(data, at) if self._next is _Next.DATA else self._take_line(data, at)
+            at += self._pour(memoryview(data)[at:])
+            after = None if self.stretch else self._take_line(data, at)
             if after is None:
                 self._unread = data[at:]
                 return None
             at = after
         return data[at:]
-
-    def _take_data(self, data: bytes, at: int) -> int | None:
-        if at == len(data):
-            return None
-        piece = memoryview(data)[at : at + self._missing]
-        self.content += piece
-        self._missing -= len(piece)
-        if not self._missing:
-            self._next = _Next.DATA_END
-        return at + len(piece)
 
     def _take_line(self, data: bytes, at: int) -> int | None:
         end = data.find(b"\r\n", at, at + _MAX_LINE_BYTES)
@@ -82,17 +79,22 @@ class ChunkedBody:
         match = _SIZE_LINE.fullmatch(line)
         if match is None:
             raise Refused(400, "malformed chunked body: a chunk must begin with its size in hexadecimal digits")
-        self._missing = int(match[1], 16)
-        self._next = _Next.DATA if self._missing else _Next.TRAILER
-        self._chunks += bool(self._missing)
+        self.stretch = int(match[1], 16)
+        self._next = _Next.DATA_END if self.stretch else _Next.TRAILER
+        self._chunks += bool(self.stretch)
+        self._bytes += self.stretch
+        if self._max_bytes is not None:
+            self._check_limits(self._max_bytes)
+
+    def _check_limits(self, max_bytes: int) -> None:
         if self._chunks > MAX_CHUNKS:
             raise Refused(
                 400,
                 f"Chunked request body exceeds maximum of {MAX_CHUNKS} non-empty chunks. "
                 "Send fewer or larger HTTP chunks.",
             )
-        if len(self.content) + self._missing > self._max_bytes:
-            raise Refused(413, f"chunked request body exceeds the maximum allowed size of {self._max_bytes} bytes")
+        if self._bytes > max_bytes:
+            raise Refused(413, f"chunked request body exceeds the maximum allowed size of {max_bytes} bytes")
 
     def _take_trailer(self, line: bytes) -> None:
         if not line:

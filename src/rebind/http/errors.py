@@ -1,4 +1,4 @@
-"""Errors as HTTP: the one table from codes to statuses (spec 01 section 1), and refusals that only HTTP knows."""
+"""Errors as HTTP: the one table from errors to statuses (spec 01 section 1), and refusals that only HTTP knows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from rebind.errors import Cancelled, Code, Internal, RebindError
+from rebind.errors import (
+    Cancelled,
+    Code,
+    Conflict,
+    DigestMismatch,
+    Internal,
+    MemoryExceeded,
+    RebindError,
+    WaitTimeout,
+)
 from rebind.http.reply import Reply, json_reply
 
 if TYPE_CHECKING:
@@ -25,6 +34,21 @@ STATUS: Mapping[Code, int] = {
     Code.CANCELLED: 400,
 }
 
+_STATUS_OF_CLASS: Mapping[type[RebindError], int] = {
+    DigestMismatch: 412,
+    Conflict: 409,
+    WaitTimeout: 408,
+    MemoryExceeded: 507,
+}
+
+
+def status_of(error: RebindError) -> int:
+    """By the class where HTTP has a status for what Triton's codes do not tell apart, else by the code."""
+    for kind in type(error).__mro__:
+        if kind in _STATUS_OF_CLASS:
+            return _STATUS_OF_CLASS[kind]
+    return STATUS[error.code]
+
 
 class Refused(Exception):
     """A message that breaks HTTP's own rules or limits, with the status that says so; its connection cannot go on."""
@@ -39,7 +63,7 @@ def error_reply(error: BaseException) -> Reply:
     if isinstance(error, Refused):
         return json_reply({"error": str(error)}, status=error.status)
     if isinstance(error, RebindError):
-        return json_reply({"error": str(error)}, status=STATUS[error.code])
+        return json_reply({"error": str(error)}, status=status_of(error))
     if isinstance(error, asyncio.CancelledError):
         return error_reply(Cancelled("the request was cancelled"))
     _log.error("a request failed through a defect of the server", exc_info=error)

@@ -10,7 +10,7 @@ MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers; more is 431."""
 
 MAX_CHUNKS = 65_536
-"""Non-empty chunks of one chunked body (Triton's cap, spec 01 section 3.9)."""
+"""Non-empty chunks of one chunked body that is collected (Triton's cap, spec 01 section 3.9)."""
 
 MAX_PIPELINED_BYTES = 256 * 1024
 """Bytes of later requests that wait while one is answered; beyond them the socket is not read."""
@@ -21,7 +21,8 @@ class Limits:
     """Limits that have a flag.
 
     ``input_bytes`` is Triton's ``--http-max-input-size``: of JSON, of each JSON tensor, of a raw body and of what a
-    compressed body inflates to, but not of binary tensors. ``body_bytes`` bounds every body; more is 413.
+    compressed body inflates to, but not of binary tensors. ``body_bytes`` bounds every body; more is 413. The
+    weight store bounds those of weights instead.
     """
 
     input_bytes: int = 64 * 1024 * 1024

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import functools
 from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
 
 from rebind.errors import RebindError
 from rebind.http.bodies import DIRECT_BYTES, DirectReceiver, SizedBody
+from rebind.http.calls import Streamed
 from rebind.http.chunked import ChunkedBody
 from rebind.http.errors import Refused, error_reply
 from rebind.http.head import END
 from rebind.http.limits import MAX_HEAD_BYTES, MAX_PIPELINED_BYTES
 from rebind.http.reply import Pending, Reply
+from rebind.http.sinks import Discard
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rebind.http.api import Api
+    from rebind.http.bodies import Body
+    from rebind.http.calls import Target
     from rebind.http.reply import Outcome
-    from rebind.http.routes import Target
+    from rebind.http.sinks import Sink
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -27,6 +34,9 @@ _KEEP_ALIVE = b"Connection: keep-alive\r\n"
 
 # A smaller reply is joined into one buffer; a larger one is written part by part, so that tensors are not copied.
 _JOIN_BYTES = 16 * 1024
+
+# What a connection takes from its socket before others have a turn. uvloop would read on for as long as there is more.
+_TURN_BYTES = 1024 * 1024
 
 # How long a client may go on sending after a refusal: closing at once would discard the refusal before it is read.
 _LINGER_S = 2.0
@@ -55,7 +65,7 @@ class Connection(asyncio.Protocol):
 
     _transport: asyncio.Transport  # from connection_made on
     _target: Target  # of the request that is received or answered
-    _body: ChunkedBody | SizedBody  # what arrives in state BODY
+    _body: Body  # what arrives; in state BODY only
 
     def __init__(self, api: Api, connections: set[Connection]) -> None:
         self._api = api
@@ -67,6 +77,7 @@ class Connection(asyncio.Protocol):
         self._pending: Pending | None = None  # what the reply waits for
         self._writable = True
         self._reading = True
+        self._turn_bytes = 0  # read since others had a turn
         self._last = False  # no further request after the current one
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -78,6 +89,7 @@ class Connection(asyncio.Protocol):
         """asyncio: bytes arrived."""
         if self._state is _State.BODY:
             self._receive(data)
+            self._count(len(data))
         elif self._state is not _State.ENDED:
             self._buffer = self._buffer + data if self._buffer else data
         self._serve()
@@ -88,6 +100,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         """asyncio: the connection is gone."""
+        if self._state is _State.BODY:
+            self._take_body().abandon()
         self._state = _State.ENDED
         self._connections.discard(self)
         self.closed.set_result(None)
@@ -118,10 +132,27 @@ class Connection(asyncio.Protocol):
         """Cuts the connection."""
         self._transport.abort()
 
-    def body_received(self) -> None:
-        """The body that was received directly is complete."""
-        self._transport.set_protocol(self)
-        self._answer(memoryview(self._body.content))
+    def body_buffer(self) -> memoryview:
+        """Where the next bytes of the body are to be read to."""
+        return self._body.buffer()
+
+    def body_updated(self, count: int) -> None:
+        """Bytes of the body were read to where :meth:`body_buffer` said."""
+        self._body.received(count)
+        if not self._body.stretch:
+            self._transport.set_protocol(self)
+            self._receive(b"")
+        self._count(count)
+        self._serve()
+
+    def _count(self, received: int) -> None:
+        """Lets others have a turn when this connection has received its share."""
+        self._turn_bytes += received
+        if self._turn_bytes >= _TURN_BYTES:
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        self._turn_bytes = 0
         self._serve()
 
     def _serve(self) -> None:
@@ -131,11 +162,12 @@ class Connection(asyncio.Protocol):
                 pass
         except (Refused, RebindError) as error:
             self._refuse(error)
-        if self._reading is not (len(self._buffer) <= MAX_PIPELINED_BYTES) and not self._transport.is_closing():
-            self._toggle_reading()
+        wanted = self._turn_bytes < _TURN_BYTES and len(self._buffer) <= MAX_PIPELINED_BYTES
+        if self._reading is not wanted and not self._transport.is_closing():
+            self._set_reading(wanted)
 
-    def _toggle_reading(self) -> None:
-        self._reading = not self._reading
+    def _set_reading(self, reading: bool) -> None:
+        self._reading = reading
         if self._reading:
             self._transport.resume_reading()
         else:
@@ -151,17 +183,14 @@ class Connection(asyncio.Protocol):
         self._scanned = 0
         self._target = target = self._api.resolve(buffer[:end])
         head = target.head
-        if head.chunked:
-            self._await_body(ChunkedBody(self._api.body_limit(target)), buffer[end:])
-            return True
         if head.content_length:
             self._api.check_length(target)
         stop = end + head.content_length
-        if stop > len(buffer):
-            self._await_body(SizedBody(head.content_length, target.json_bytes), buffer[end:])
+        if head.chunked or stop > len(buffer) or isinstance(target.handler, Streamed):
+            self._begin_body(buffer[end:])
             return True
         self._buffer = buffer[stop:]
-        self._answer(memoryview(buffer)[end:stop])
+        self._answer(functools.partial(self._api.answer, target, memoryview(buffer)[end:stop]))
         return True
 
     def _await_head(self) -> None:
@@ -169,31 +198,49 @@ class Connection(asyncio.Protocol):
             raise Refused(431, f"the head of a request exceeds {MAX_HEAD_BYTES} bytes")
         self._scanned = max(0, len(self._buffer) - len(END) + 1)
 
-    def _await_body(self, body: ChunkedBody | SizedBody, arrived: bytes) -> None:
-        self._state = _State.BODY
-        self._body = body
+    def _begin_body(self, arrived: bytes) -> None:
+        target, head = self._target, self._target.head
         self._buffer = b""
-        if self._target.head.expects_continue and not arrived:
+        waits = head.expects_continue and not arrived
+        try:
+            sink: Sink = self._api.open(target)
+        except Exception as error:  # noqa: BLE001 - whatever a request meets ends in its reply
+            if waits:
+                self._refuse(error)
+                return
+            sink = Discard(error_reply(error))
+        if waits:
             self._transport.write(_CONTINUE)
+        if head.chunked:
+            self._body = ChunkedBody(sink, self._api.body_limit(target))
+        else:
+            self._body = SizedBody(head.content_length, sink)
+        self._state = _State.BODY
         self._receive(arrived)
 
     def _receive(self, data: bytes) -> None:
-        body = self._body
         try:
-            rest = body.feed(data)
+            rest = self._body.feed(data)
         except Refused as error:
+            self._take_body().abandon()
             self._refuse(error)
             return
         if rest is not None:
             self._buffer = rest
-            self._answer(memoryview(body.content))
-        elif isinstance(body, SizedBody) and len(body.missing) >= DIRECT_BYTES:
-            self._transport.set_protocol(DirectReceiver(self, body))
+            self._answer(self._take_body().finish)
+        elif self._body.stretch >= DIRECT_BYTES:
+            self._transport.set_protocol(DirectReceiver(self))
 
-    def _answer(self, body: memoryview) -> None:
+    def _take_body(self) -> Sink:
+        """The sink of a body that has ended; nothing else refers to it any more."""
+        sink = self._body.sink
+        del self._body
+        return sink
+
+    def _answer(self, answer: Callable[[], Outcome]) -> None:
         self._state = _State.BUSY
         try:
-            outcome = self._api.answer(self._target, body)
+            outcome = answer()
         except Exception as error:  # noqa: BLE001 - whatever a request meets ends in its reply
             outcome = error_reply(error)
         self._follow(outcome)

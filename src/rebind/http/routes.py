@@ -4,71 +4,37 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, unquote
+from urllib.parse import unquote
 
 from rebind.errors import Internal, InvalidArgument, Unsupported
-from rebind.http import triton_json
+from rebind.http import triton_json, weights_routes
+from rebind.http.calls import Call, Handler, Streamed, Target
 from rebind.http.reply import JSON_HEADERS, TEXT_HEADERS, Outcome, Pending, Reply, json_reply
 from rebind.inference import InferRequest
-from rebind.serving.validate import parse_version
 
 if TYPE_CHECKING:
-    from rebind.http.api import Api
     from rebind.http.head import Head
 
-Handler = Callable[["Call"], Outcome]
-"""Answers a request; raises :class:`rebind.errors.RebindError`."""
+Routes = tuple[tuple[re.Pattern[str], Mapping[str, Handler | Streamed]], ...]
+"""Paths, each with a handler for each verb. The first that matches is taken."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a request's head asks for.
-
-    ``model`` is decoded, ``version`` is as it was written; they are empty where the path has none.
-    """
-
-    head: Head
-    handler: Handler
-    model: str = ""
-    version: str = ""
-
-    @property
-    def header_length(self) -> str | None:
-        """The value of ``Inference-Header-Content-Length``."""
-        return self.head.headers.get("inference-header-content-length")
-
-    @property
-    def json_bytes(self) -> int:
-        """How much of the body is JSON before tensors, where the head says so sensibly; else 0."""
-        text = self.header_length or ""
-        return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
-
-
-@dataclass(slots=True)
-class Call:
-    """One request."""
-
-    api: Api
-    target: Target
-    body: memoryview
-
-
-def route(head: Head) -> Target:
+def route(head: Head, routes: Routes) -> Target:
     """The handler of a path and verb. The path is matched as it was sent; then the name in it is decoded once (H30)."""
-    for pattern, verbs in _ROUTES:
+    for pattern, verbs in routes:
         if match := pattern.fullmatch(head.path):
             names = match.groupdict(default="")
             handler = verbs.get(head.method) or functools.partial(_method_not_allowed, ", ".join(verbs))
-            return Target(head, handler, unquote(names.get("model", "")), names.get("version", ""))
+            model = unquote(names.get("model", ""))
+            return Target(head, handler, model, names.get("version", ""), names.get("stage", ""))
     return Target(head, _not_found)
 
 
 def infer(call: Call) -> Outcome:
     """Runs a model."""
-    request = InferRequest(call.target.model, parse_version(call.target.version), ())
+    request = InferRequest(*call.model_version, ())
     io = call.api.plane.io(request.model_name, request.model_version)
     form = call.api.codec.decode(request, io, call.target.header_length, call.body)
     return Pending(call.api.plane.infer(request), form.encode, abandonable=True)
@@ -87,37 +53,26 @@ def _server_metadata(call: Call) -> Outcome:
 
 
 def _model_ready(call: Call) -> Outcome:
-    if call.api.plane.model_ready(call.target.model, parse_version(call.target.version)):
+    if call.api.plane.model_ready(*call.model_version):
         return Reply()
     return json_reply({"error": "Model version not ready"}, status=400)
 
 
 def _model_metadata(call: Call) -> Outcome:
-    return json_reply(call.api.plane.model_metadata(call.target.model, parse_version(call.target.version)))
+    return json_reply(call.api.plane.model_metadata(*call.model_version))
 
 
 def _model_config(call: Call) -> Outcome:
-    return json_reply(call.api.plane.model_config(call.target.model, parse_version(call.target.version)))
+    return json_reply(call.api.plane.model_config(*call.model_version))
 
 
 def _statistics(call: Call) -> Outcome:
-    return json_reply(call.api.plane.statistics(call.target.model or None, parse_version(call.target.version)))
-
-
-def _weights(call: Call) -> Outcome:
-    """The weights that serve. Their digest is the entity tag, so a client that knows them is told so without a body."""
-    slots = parse_qs(call.target.head.query).get("slots", [""])[-1].lower() in {"true", "1"}
-    report = call.api.plane.weights(call.target.model, parse_version(call.target.version), slots=slots)
-    entity_tag = f'"{report.digest}"'
-    headers = f"ETag: {entity_tag}\r\n".encode()
-    known = call.target.head.headers.get("if-none-match", "")
-    if known.strip() == "*" or entity_tag in known:
-        return Reply(304, headers)
-    return json_reply(report.body, headers=headers)
+    model, version = call.model_version
+    return json_reply(call.api.plane.statistics(model or None, version))
 
 
 def _repository_index(call: Call) -> Outcome:
-    ready = _document(call.body).get("ready", False)
+    ready = triton_json.document(call.body).get("ready", False)
     if not isinstance(ready, bool):
         raise InvalidArgument("Invalid value for 'ready': expected a boolean")
 
@@ -154,6 +109,19 @@ def _unload_model(call: Call) -> Outcome:
     return call.api.run(answer())
 
 
+def page(path: str, render: Callable[[str], Awaitable[tuple[str, bytes]]]) -> Routes:
+    """A table of one page: for each GET, ``render`` makes its content type and bytes of the ``Accept`` header."""
+
+    def show(call: Call) -> Outcome:
+        async def answer() -> Reply:
+            content_type, content = await render(call.target.head.headers.get("accept", ""))
+            return Reply(headers=f"Content-Type: {content_type}\r\n".encode(), body=(content,))
+
+        return call.api.run(answer())
+
+    return ((re.compile(re.escape(path)), {"GET": show}),)
+
+
 def _no_repository_name(_call: Call) -> Outcome:
     raise Unsupported("'repository_name' specification is not supported")
 
@@ -171,36 +139,48 @@ def _text_labelled(document: Mapping[str, str], status: int, headers: bytes = b"
     return json_reply(document, status=status)._replace(headers=TEXT_HEADERS + headers)
 
 
-def _document(body: memoryview) -> dict[str, Any]:
-    """The JSON object of a body, which may be left out."""
-    return triton_json.mapping(triton_json.parse(body), "request") if body.nbytes else {}
-
-
 def _parameters(body: memoryview) -> dict[str, Any]:
-    return triton_json.mapping(_document(body).get("parameters", {}), "parameters")
+    return triton_json.mapping(triton_json.document(body).get("parameters", {}), "parameters")
 
 
 _MODEL = "/v2/models/(?P<model>[^/]+)"
 _VERSION = "(?:/versions/(?P<version>[0-9]+))?"
 _CONTROL = "/models/(?P<model>[^/]+)"
 
-_ROUTES: tuple[tuple[re.Pattern[str], Mapping[str, Handler]], ...] = tuple(
-    (re.compile(path), verbs)
-    for path, verbs in (
-        # First, so that no model is called "stats", as in Triton.
-        ("/v2/models/stats", {"GET": _statistics}),
-        (f"{_MODEL}{_VERSION}/infer", {"POST": infer}),
-        (f"{_MODEL}{_VERSION}/ready", {"GET": _model_ready}),
-        (f"{_MODEL}{_VERSION}/config", {"GET": _model_config}),
-        (f"{_MODEL}{_VERSION}/stats", {"GET": _statistics}),
-        (f"{_MODEL}{_VERSION}/weights", {"GET": _weights}),
-        (f"{_MODEL}{_VERSION}", {"GET": _model_metadata}),
-        ("/v2/health/live", {"GET": _server_live}),
-        ("/v2/health/ready", {"GET": _server_ready}),
-        ("/v2", {"GET": _server_metadata}),
-        ("/v2/repository(?:/[^/]+)?/index", {"POST": _repository_index}),
-        (f"/v2/repository{_CONTROL}/load", {"POST": _load_model}),
-        (f"/v2/repository{_CONTROL}/unload", {"POST": _unload_model}),
-        (f"/v2/repository/[^/]+{_CONTROL}/(?:load|unload)", {"POST": _no_repository_name}),
-    )
+_WEIGHTS = f"{_MODEL}{_VERSION}/weights"
+_STAGE = f"{_WEIGHTS}/stages/(?P<stage>[0-9A-Za-z_-]+)"
+
+_V2: tuple[tuple[str, Mapping[str, Handler | Streamed]], ...] = (
+    # First, so that no model is called "stats", as in Triton.
+    ("/v2/models/stats", {"GET": _statistics}),
+    (f"{_MODEL}{_VERSION}/infer", {"POST": infer}),
+    (f"{_MODEL}{_VERSION}/ready", {"GET": _model_ready}),
+    (f"{_MODEL}{_VERSION}/config", {"GET": _model_config}),
+    (f"{_MODEL}{_VERSION}/stats", {"GET": _statistics}),
+    (_WEIGHTS, {"GET": weights_routes.show, "POST": Streamed(weights_routes.push)}),
+    (f"{_WEIGHTS}/file", {"GET": weights_routes.download}),
+    (f"{_WEIGHTS}/stages", {"GET": weights_routes.list_stages, "POST": weights_routes.open_stage}),
+    (
+        _STAGE,
+        {
+            "GET": weights_routes.show_stage,
+            "PUT": Streamed(weights_routes.put),
+            "DELETE": weights_routes.abort_stage,
+        },
+    ),
+    (f"{_STAGE}/prepare", {"POST": weights_routes.prepare_stage}),
+    (f"{_STAGE}/commit", {"POST": weights_routes.commit_stage}),
+    (f"{_WEIGHTS}/rollback", {"POST": weights_routes.rollback}),
+    (f"{_WEIGHTS}/wait", {"GET": weights_routes.wait}),
+    (f"{_MODEL}{_VERSION}", {"GET": _model_metadata}),
+    ("/v2/health/live", {"GET": _server_live}),
+    ("/v2/health/ready", {"GET": _server_ready}),
+    ("/v2", {"GET": _server_metadata}),
+    ("/v2/repository(?:/[^/]+)?/index", {"POST": _repository_index}),
+    (f"/v2/repository{_CONTROL}/load", {"POST": _load_model}),
+    (f"/v2/repository{_CONTROL}/unload", {"POST": _unload_model}),
+    (f"/v2/repository/[^/]+{_CONTROL}/(?:load|unload)", {"POST": _no_repository_name}),
 )
+
+V2_ROUTES: Routes = tuple((re.compile(path), verbs) for path, verbs in _V2)
+"""All calls of the API."""

@@ -11,8 +11,10 @@ from rebind.errors import Unavailable
 from rebind.http.api import Api
 from rebind.http.limits import Limits
 from rebind.http.protocol import Connection
+from rebind.http.routes import V2_ROUTES
 
 if TYPE_CHECKING:
+    from rebind.http.routes import Routes
     from rebind.serving.dataplane import DataPlane
 
 _log = logging.getLogger(__name__)
@@ -22,10 +24,18 @@ _BACKLOG = 1024
 
 
 class HttpServer:
-    """The HTTP front end of ``plane``; belongs to the event loop on which it is started."""
+    """An HTTP front end of ``plane``; belongs to the event loop on which it is started. ``name`` is for the log."""
 
-    def __init__(self, plane: DataPlane, limits: Limits | None = None) -> None:
-        self._api = Api(plane, limits or Limits())
+    def __init__(
+        self,
+        plane: DataPlane,
+        limits: Limits | None = None,
+        *,
+        routes: Routes = V2_ROUTES,
+        name: str = "HTTPService",
+    ) -> None:
+        self._api = Api(plane, limits or Limits(), routes)
+        self._name = name
         self._connections: set[Connection] = set()
         self._listener: asyncio.Server | None = None
 
@@ -45,7 +55,7 @@ class HttpServer:
             if error.errno == errno.EADDRINUSE:
                 raise Unavailable(f"Socket '{host}:{port}' already in use") from error
             raise Unavailable(f"cannot listen on '{host}:{port}': {error.strerror or error}") from error
-        _log.info("Started HTTPService at %s:%s", host, ",".join(map(str, self.ports)))
+        _log.info("Started %s at %s:%s", self._name, host, ",".join(map(str, self.ports)))
 
     async def drain(self, timeout_s: float) -> None:
         """Accepts no more, answers what was begun, and cuts what is not answered after ``timeout_s``."""
