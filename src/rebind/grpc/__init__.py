@@ -1,0 +1,1 @@
+"""gRPC: HTTP/2 over an I/O-free core, calls, and the services."""
