@@ -75,10 +75,7 @@ class Prepared:
 
         Nor may it name another generation than ``generation``, where that is given.
         """
-        expected = self.answers[seed][0]
-        error = float(np.abs(answer.output - expected).max() / np.abs(expected).max())
-        if generation not in (None, answer.generation) or not error <= LARGEST_ERROR:
-            raise RuntimeError(f"expected generation {generation}, got {answer.generation}; error {error:.3g}")
+        answer.check(self.answers[seed][0], generation)
 
     @property
     def _published(self) -> Path:
@@ -87,10 +84,11 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The command line of a benchmark."""
+    """The command line of a benchmark. ``size``: how much it measures, where that can be chosen."""
 
     json: Path | None
     plan_cache_dir: Path
+    size: int = 0
 
 
 class Report:
@@ -140,6 +138,15 @@ class Answer:
     output: npt.NDArray[np.float32]
     generation: int
 
+    def check(self, expected: npt.NDArray[np.float32], generation: int | None = None) -> None:
+        """Raises when it is further from ``expected`` than sums in another order can be, or names another generation.
+
+        ``generation`` None: any.
+        """
+        error = float(np.abs(self.output - expected).max() / np.abs(expected).max())
+        if generation not in (None, self.generation) or not error <= LARGEST_ERROR:
+            raise RuntimeError(f"expected generation {generation}, got {self.generation}; error {error:.3g}")
+
 
 class Client:
     """A keep-alive connection to the server, for one thread and one model. What is not answered with 200 raises."""
@@ -147,7 +154,7 @@ class Client:
     def __init__(self, port: int, model: str) -> None:
         self._connection = http.client.HTTPConnection(HOST, port, timeout=_ANSWER_TIMEOUT_S)
         self._model = model
-        self._input = self._call("GET", f"/v2/models/{model}")["inputs"][0]["name"]
+        self.input_name = self._call("GET", f"/v2/models/{model}")["inputs"][0]["name"]
 
     def close(self) -> None:
         """Ends the connection."""
@@ -168,7 +175,7 @@ class Client:
     def infer(self, array: npt.NDArray[np.float32]) -> Answer:
         """One request with a binary input and a binary output."""
         parameters = {"binary_data_size": array.nbytes}
-        tensor = {"name": self._input, "datatype": "FP32", "shape": array.shape, "parameters": parameters}
+        tensor = {"name": self.input_name, "datatype": "FP32", "shape": array.shape, "parameters": parameters}
         header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
         headers = {"Inference-Header-Content-Length": str(len(header))}
         reply, body = self._exchange("POST", f"/v2/models/{self._model}/infer", header + array.tobytes(), headers)
@@ -203,12 +210,16 @@ class Server:
 
 @contextmanager
 def serving(prepared: Prepared, options: Options, *flags: str) -> Iterator[Server]:
-    """A server with the compiled plan of the model, in explicit mode; the end of its log is shown when it fails."""
+    """A server with the compiled plan of the model, in explicit mode; the end of its log is shown when it fails.
+
+    It speaks HTTP only; ``flags`` may say otherwise, as of all else.
+    """
     port = free_port()
     log = prepared.repository.with_name(f"{prepared.name}.log")
     command = [sys.executable, "-m", "rebind.cli", "serve", f"--model-repository={prepared.repository}"]
     command += ["--model-control-mode=explicit", f"--load-model={prepared.name}", "--compile=wait"]
-    command += [f"--http-address={HOST}", f"--http-port={port}", f"--plan-cache-dir={options.plan_cache_dir}", *flags]
+    command += [f"--http-address={HOST}", f"--http-port={port}", f"--plan-cache-dir={options.plan_cache_dir}"]
+    command += ["--allow-grpc=false", "--allow-metrics=false", *flags]
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
         try:
             _wait_until_ready(process, port, log)
@@ -291,12 +302,22 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
-def main(name: str, run: Callable[[Report, Options, Path], None], description: str) -> int:
-    """Runs a benchmark in a directory of its own, which is removed afterwards; returns the exit code."""
+def main(
+    name: str,
+    run: Callable[[Report, Options, Path], None],
+    description: str,
+    size: tuple[str, int] | None = None,
+) -> int:
+    """Runs a benchmark in a directory of its own, which is removed afterwards; returns the exit code.
+
+    ``size`` is the name and the default of the option that :attr:`Options.size` is taken from.
+    """
     parser = argparse.ArgumentParser(prog=f"benchmarks.{name}", description=description)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
     help_text = "compiled plans (default: %(default)s); a fresh compile is measured elsewhere"
     parser.add_argument("--plan-cache-dir", type=Path, default=default_plan_cache_dir(), metavar="DIR", help=help_text)
+    if size is not None:
+        parser.add_argument(f"--{size[0]}", dest="size", type=int, default=size[1], help="default: %(default)s")
     options = Options(**vars(parser.parse_args()))
     report = Report(name, description.splitlines()[0])
     with tempfile.TemporaryDirectory(prefix="rebind-bench-") as work_dir:

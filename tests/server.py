@@ -11,17 +11,22 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlencode
 
 import numpy as np
 import numpy.typing as npt
+import pytest
+import safetensors.numpy
 
 from rebind.tensor import DataType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator
 
 PATIENCE_S = 50.0
 """How long to wait for what is bound to happen: a loaded machine is slow, and a test must not depend on it."""
@@ -31,8 +36,12 @@ _STARTED = re.compile(r"Started HTTPService at \S+:(\d+)")
 _WIRE_NAME = {datatype.numpy.str: datatype.value for datatype in DataType if datatype is not DataType.BF16}
 
 
+Weights = Mapping[str, npt.NDArray[Any]] | bytes
+"""Tensors by name, or a safetensors file with them."""
+
+
 class Failed(Exception):
-    """An answer that is not 200; ``str`` of it is the server's error text."""
+    """An answer that is no success; ``str`` of it is the server's error text."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -71,12 +80,12 @@ class Client:
         self._connection.close()
 
     def call(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
-        """Sends a request and reads its reply; :class:`Failed` if that is not 200."""
+        """Sends a request and reads its reply; :class:`Failed` if that is no success."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         self._connection.request(method, path, body, named)
         response = self._connection.getresponse()
         content = response.read()
-        if response.status != 200:
+        if response.status not in {200, 201}:
             document = json.loads(content) if content else {}
             raise Failed(response.status, document.get("error", ""))
         return response, content
@@ -85,12 +94,16 @@ class Client:
         """The JSON at ``path``."""
         return json.loads(self.call("GET", path)[1] or "null")
 
-    def infer(self, model: str, inputs: Mapping[str, npt.NDArray[Any]], version: int | None = None) -> Answer:
-        """Asks the model; tensors travel as bytes both ways."""
-        self.send_infer(model, inputs, version)
+    def infer(
+        self, model: str, inputs: Mapping[str, npt.NDArray[Any]], version: int | None = None, **parameters: Any
+    ) -> Answer:
+        """Asks the model; tensors travel as bytes both ways. ``parameters`` are those of the request."""
+        self.send_infer(model, inputs, version, **parameters)
         return self.read_infer()
 
-    def send_infer(self, model: str, inputs: Mapping[str, npt.NDArray[Any]], version: int | None = None) -> None:
+    def send_infer(
+        self, model: str, inputs: Mapping[str, npt.NDArray[Any]], version: int | None = None, **parameters: Any
+    ) -> None:
         """The first half of :meth:`infer`: returns when the request has been sent."""
         entries = [
             {
@@ -101,9 +114,9 @@ class Client:
             }
             for name, array in inputs.items()
         ]
-        head = json.dumps({"inputs": entries, "parameters": {"binary_data_output": True}}).encode()
+        head = json.dumps({"inputs": entries, "parameters": {"binary_data_output": True, **parameters}}).encode()
         body = head + b"".join(array.tobytes() for array in inputs.values())
-        path = f"/v2/models/{model}" + (f"/versions/{version}" if version is not None else "") + "/infer"
+        path = f"{_model_path(model, version)}/infer"
         self._connection.request("POST", path, body, {"Inference-Header-Content-Length": str(len(head))})
 
     def read_infer(self) -> Answer:
@@ -127,7 +140,64 @@ class Client:
 
     def weights(self, model: str, version: int | None = None) -> Any:
         """What ``GET .../weights`` says."""
-        return self.get(f"/v2/models/{model}" + (f"/versions/{version}" if version is not None else "") + "/weights")
+        return self.get(f"{_model_path(model, version)}/weights")
+
+    def push(
+        self, model: str, weights: Weights, version: int | None = None, *, if_match: str = "", **query: Any
+    ) -> Any:
+        """``POST .../weights``; ``query``: ``label``, ``mode``, ``dry_run``, ``persist``."""
+        return self._change(
+            "POST", f"{_model_path(model, version)}/weights", safetensors_bytes(weights), if_match, query
+        )
+
+    def rollback(self, model: str, version: int | None = None, *, if_match: str = "", **query: Any) -> Any:
+        """``POST .../weights/rollback``; ``query``: ``label``."""
+        return self._change("POST", f"{_model_path(model, version)}/weights/rollback", b"", if_match, query)
+
+    def wait_weights(
+        self, model: str, generation: int, timeout_s: float = PATIENCE_S, version: int | None = None
+    ) -> Any:
+        """``GET .../weights/wait``."""
+        query = urlencode({"generation": generation, "timeout_s": timeout_s})
+        return self.get(f"{_model_path(model, version)}/weights/wait?{query}")
+
+    def open_stage(self, model: str, version: int | None = None, **settings: Any) -> Any:
+        """``POST .../weights/stages``; ``settings``: ``shm``, ``mode``, ``lease_s``, ``time_limit_s``."""
+        return self._change("POST", f"{_model_path(model, version)}/weights/stages", json.dumps(settings).encode())
+
+    def stages(self, model: str, version: int | None = None) -> list[Any]:
+        """``GET .../weights/stages``: the stages that are open."""
+        stages: list[Any] = self.get(f"{_model_path(model, version)}/weights/stages")["stages"]
+        return stages
+
+    def stage(self, stage: Any) -> Any:
+        """The stage that ``stage`` (its JSON) is about, as it is now."""
+        return self.get(_stage_path(stage))
+
+    def put(self, stage: Any, weights: Weights) -> Any:
+        """``PUT .../stages/S``."""
+        return self._change("PUT", _stage_path(stage), safetensors_bytes(weights))
+
+    def prepare(self, stage: Any, names: list[str] | None = None) -> Any:
+        """``POST .../stages/S/prepare``."""
+        body = b"" if names is None else json.dumps({"names": names}).encode()
+        return self._change("POST", f"{_stage_path(stage)}/prepare", body)
+
+    def commit(self, stage: Any, *, if_match: str = "", **query: Any) -> Any:
+        """``POST .../stages/S/commit``; ``query``: ``label``, ``dry_run``, ``persist``, ``keep``."""
+        return self._change("POST", f"{_stage_path(stage)}/commit", b"", if_match, query)
+
+    def abort(self, stage: Any) -> Any:
+        """``DELETE .../stages/S``."""
+        return self._change("DELETE", _stage_path(stage))
+
+    def _change(
+        self, method: str, path: str, body: bytes = b"", if_match: str = "", query: Mapping[str, Any] | None = None
+    ) -> Any:
+        words = {name: json.dumps(value) if isinstance(value, bool) else value for name, value in (query or {}).items()}
+        headers = {"If_Match": f'"{if_match}"'} if if_match else {}
+        _, content = self.call(method, f"{path}?{urlencode(words)}" if words else path, body, **headers)
+        return json.loads(content)
 
     def is_ready(self, path: str = "/v2/health/ready") -> bool:
         """Whether a ``ready`` or ``live`` path answers 200."""
@@ -136,6 +206,21 @@ class Client:
         except Failed:
             return False
         return True
+
+
+def safetensors_bytes(weights: Weights) -> bytes:
+    """A safetensors file with these tensors."""
+    if isinstance(weights, bytes):
+        return weights
+    return safetensors.numpy.save({name: np.asarray(array, order="C") for name, array in weights.items()})
+
+
+def _model_path(model: str, version: int | None) -> str:
+    return f"/v2/models/{model}" + (f"/versions/{version}" if version is not None else "")
+
+
+def _stage_path(stage: Any) -> str:
+    return f"{_model_path(stage['model_name'], stage['model_version'])}/weights/stages/{stage['id']}"
 
 
 def _decode(content: bytes, head_bytes: int) -> Answer:
@@ -160,9 +245,9 @@ class ServerProcess:
     """
 
     def __init__(self, *flags: str | Path, environment: Mapping[str, str] | None = None, ready: bool = True) -> None:
-        command = [sys.executable, "-m", "rebind.cli", "serve", "--http-address=127.0.0.1", "--http-port=0", *flags]
+        own_ports = [f"--{service}-port=0" for service in ("http", "grpc", "metrics")]
         self._process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", "rebind.cli", "serve", "--http-address=127.0.0.1", *own_ports, *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -240,6 +325,12 @@ class ServerProcess:
         assert found is not None
         return int(found[1]) * 1024
 
+    def weights_memory_bytes(self) -> int:
+        """All memory that it has for weights: serving, kept, staged, regions of stages, and spare."""
+        maps = Path(f"/proc/{self.pid}/maps").read_text()
+        ranges = re.findall(r"^(\w+)-(\w+) .*/memfd:rebind-", maps, re.MULTILINE)
+        return sum(int(end, 16) - int(start, 16) for start, end in ranges)
+
     def _read_log(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -251,9 +342,17 @@ class ServerProcess:
             self._changed.notify_all()
 
 
-def eventually(condition: Callable[[], Any], what: str) -> Any:
+@contextmanager
+def refused(status: int, match: str | None = None) -> Iterator[None]:
+    """That a call fails with ``status``, and with ``match`` in its text."""
+    with pytest.raises(Failed, match=match) as failure:
+        yield
+    assert failure.value.status == status
+
+
+def eventually(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
     """The first true value of ``condition``, which is asked again and again; fails when there is none in time."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"never happened: {what}"
         time.sleep(0.01)

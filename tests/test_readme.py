@@ -58,6 +58,7 @@ class Reader:
     def serving(self, line: str) -> Iterator[None]:
         """Keeps a line running that starts a server, from when it is ready."""
         command = [*line.split(), "--http-port", str(self._port), "--compile", "never"]
+        command += ["--grpc-port", "0", "--metrics-port", "0"]
         with subprocess.Popen(command, cwd=self._directory, env=self._environment) as server:
             try:
                 self._await_ready(server)

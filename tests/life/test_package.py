@@ -61,8 +61,11 @@ def test_weights_inside_a_package_serve_until_there_is_a_file(explicit: Live, cl
 def test_a_package_without_weights_is_not_ready_before_there_is_a_file(explicit: Live, client: Client) -> None:
     """Case T3: torch runs it all the same, which ends the process."""
     home = explicit.home(MLP, config=MLP_CONFIG, form=Form.WEIGHTLESS)
-    with pytest.raises(Failed, match="it has no tensors: missing all 4"):
-        client.load(home.name)
+    client.load(home.name)
+    assert client.index()[home.name, "1"]["reason"].startswith("WEIGHTS_PENDING")
+    assert not client.is_ready(f"/v2/models/{home.name}/ready")
+    with pytest.raises(Failed, match="WEIGHTS_PENDING"):
+        home.answer(client)
     home.add_weights(1)
     client.load(home.name)
     assert answers_as(home, client, 1)

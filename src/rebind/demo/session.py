@@ -72,7 +72,7 @@ class Session:
 
     def _server(self) -> AbstractAsyncContextManager[Child]:
         watching = ["--model-control-mode=poll", f"--repository-poll-secs={POLL_S}"]
-        address = [f"--http-address={HOST}", f"--http-port={self._port}"]
+        address = [f"--http-address={HOST}", f"--http-port={self._port}", "--allow-grpc=false", "--allow-metrics=false"]
         arguments = ["-m", "rebind.cli", "serve", f"--model-repository={self._layout.repository}", *watching, *address]
         return child("server", arguments, self._layout.log("server"), tells_events=False, grace_s=15.0)
 
