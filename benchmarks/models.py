@@ -93,14 +93,34 @@ class LinearStack(nn.Module):
         return features
 
 
+class Table(nn.Module):
+    """50,000 rows of 510 values, 102 MB, of which a request reads 8: weights as large as ResNet-50's, and no work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Linear(510, 50_000, bias=False)
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The rows ``[n, 8, 510]`` that the fractions of ``numbers``, ``[n, 8]``, point to."""
+        return self.rows.weight[(numbers.frac().abs() * 49_999).long()]
+
+
+def policy() -> nn.Module:
+    """16 -> 256 -> 256 -> 4, as reinforcement learning has it: 71,172 parameters, 285 kB."""
+    return nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4))
+
+
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "resnet50": (ResNet50, (1, 3, 224, 224)),
     "stack_10mb": (functools.partial(LinearStack, 10, 512), (1, 512)),
     "stack_100mb": (functools.partial(LinearStack, 6, 2048), (1, 2048)),
     "stack_1gb": (functools.partial(LinearStack, 16, 4096), (1, 4096)),
+    "stack_of_100": (functools.partial(LinearStack, 100, 505), (1, 505)),
+    "table": (Table, (1, 8)),
     "digits": (digits.DigitsNet, (4, 1, 8, 8)),
+    "policy": (policy, (1, 16)),
 }
-"""By name: what makes it, and the shape of a request. Stacks have 10.5, 100.7 and 1,074 MB of weights."""
+"""By name: what makes it, and the shape of a request. Stacks have 10.5, 100.7, 1,074 and 102 MB of weights."""
 
 OWNS_TWO_CORES = ("resnet50",)
 """Has the only instance of its server, and enough to compute for two threads: it is served with two."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from rebind.engines.aot_inductor import engine as engine_module
-from rebind.engines.aot_inductor.engine import _in_brief
+from rebind.engines.aot_inductor.engine import ENGINE, AotInductorGraph, _in_brief
 from rebind.engines.contract import EngineOptions, Graph
 from rebind.engines.registry import engine
 from rebind.errors import CompileFailed, CompileForbidden, ModelInvalid
@@ -107,6 +109,35 @@ def test_files_of_graphs_are_closed_when_nobody_needs_them(archives: dict[str, P
     weights.read_into("first.bias", 0, memoryview(bytearray(4)))
     del weights
     assert open_files() == before
+
+
+def test_graphs_that_differ_in_weights_only_share_what_is_read_from_them(
+    archives: dict[str, Path], plan_cache: PlanCache, tmp_path: Path
+) -> None:
+    files = [archives["mlp"], *(MLP.export(seed, tmp_path / f"{seed}.pt2") for seed in (1, 2)), archives["half"]]
+    graphs = [engine("aot_inductor").open(file, EngineOptions(plan_cache)) for file in files]
+    programs = [graph.program for graph in graphs if isinstance(graph, AotInductorGraph)]
+
+    assert programs[0] is programs[1] is programs[2]
+    assert graphs[0].key == graphs[1].key
+    assert programs[3].digest != programs[0].digest
+    program = weakref.ref(programs[0])
+    del programs, graphs
+    gc.collect()
+    assert program() is None
+
+
+def test_archives_of_one_graph_with_other_tensors_beside_it_have_slots_of_their_own(
+    archives: dict[str, Path], plan_cache: PlanCache, tmp_path: Path
+) -> None:
+    """Without their values, optional slots of a weight-free archive are required."""
+    whole = engine("aot_inductor").open(archives["everything"], EngineOptions(plan_cache))
+    plan_source, _ = ENGINE.split(archives["everything"], tmp_path)
+    part = engine("aot_inductor").open(plan_source, EngineOptions(plan_cache))
+
+    assert whole.key == part.key
+    assert whole.embedded_weights().tensors.keys() > part.embedded_weights().tensors.keys()
+    assert whole.slots is not part.slots
 
 
 def test_a_forbidden_compile_is_an_error(

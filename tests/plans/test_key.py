@@ -4,11 +4,12 @@ import platform
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebind.plans.key import code_features, plan_key, target_parts
+from rebind.plans.key import code_features, package_version, plan_key, target_parts
 
 Parts = st.dictionaries(st.text(st.characters(codec="utf-8")), st.text(st.characters(codec="utf-8")), max_size=4)
 
@@ -37,6 +38,10 @@ def test_text_that_moves_between_parts_changes_the_key(other: dict[str, str]) ->
 @given(Parts, Parts)
 def test_keys_are_equal_only_for_equal_parts(first: dict[str, str], second: dict[str, str]) -> None:
     assert (plan_key(first) == plan_key(second)) == (first == second)
+
+
+def test_version_of_a_package_is_that_of_the_module() -> None:
+    assert package_version("numpy") == np.__version__
 
 
 def test_features_that_change_no_code_are_left_out() -> None:

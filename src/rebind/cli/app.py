@@ -7,7 +7,22 @@ from typing import Annotated
 
 import typer
 
-from rebind.cli import convert, demo, diff, engines, inspect, plans, publish, serve, split
+from rebind.cli import (
+    convert,
+    demo,
+    diff,
+    engines,
+    history,
+    inspect,
+    plans,
+    publish,
+    pull,
+    push,
+    rollback,
+    serve,
+    split,
+    watch,
+)
 from rebind.cli.flags import ServeCommand
 
 app = typer.Typer(
@@ -40,6 +55,11 @@ app.command(cls=ServeCommand)(serve.serve)
 app.command()(demo.demo)
 app.command()(inspect.inspect)
 app.command()(publish.publish)
+app.command()(push.push)
+app.command()(pull.pull)
+app.command()(rollback.rollback)
+app.command()(history.history)
+app.command()(watch.watch)
 app.command()(diff.diff)
 app.command()(convert.convert)
 app.command()(split.split)

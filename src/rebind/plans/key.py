@@ -6,6 +6,8 @@ another key, so a plan is never run on a target that it was not built for.
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import os
 import platform
 import re
@@ -48,8 +50,15 @@ def plan_key(parts: Mapping[str, str]) -> str:
     return digest.hexdigest()[:KEY_LENGTH]
 
 
-def target_parts() -> dict[str, str]:
-    """What generated code depends on in this machine, as parts of a plan key.
+@functools.cache
+def package_version(name: str) -> str:
+    """The version of an installed package, e.g. ``torch``, as a part of a plan key. Looked up once in a process."""
+    return importlib.metadata.version(name)
+
+
+@functools.cache
+def target_parts() -> Mapping[str, str]:
+    """What generated code depends on in this machine, as parts of a plan key. Looked up once in a process.
 
     ``machine`` (``x86_64``), ``isa`` (see :func:`code_features`), ``libc`` (``glibc 2.36``). The kernel's version and
     the number, name and clock of the processors are left out: code does not depend on them.

@@ -98,3 +98,5 @@ class _DaemonExecutor(Executor):
             future.set_result(function())
         except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the one who waits
             future.set_exception(error)
+            # The error's traceback holds this frame, and would hold the future that holds the error.
+            del future, function

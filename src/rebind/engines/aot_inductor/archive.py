@@ -136,13 +136,17 @@ class Archive:
         with self.model_errors():
             return self.zipped.read(record, record.nbytes)
 
-    def read_json(self, name: str) -> dict[str, Any]:
-        """A record that holds a JSON object."""
+    def read_text(self, name: str) -> bytes:
+        """A record that holds JSON, as it is written there."""
         record = self._find(name)
         if record.nbytes > _MOST_JSON_BYTES:
             self.refuse(name, f"has {record.nbytes} bytes, more than {_MOST_JSON_BYTES}", _RE_EXPORT)
+        return self.read_record(record)
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """A record that holds a JSON object."""
         try:
-            document = json.loads(self.read_record(record))
+            document = json.loads(self.read_text(name))
         except (ValueError, RecursionError) as error:
             self.refuse(name, f"is not JSON: {error}")
         if not isinstance(document, dict):

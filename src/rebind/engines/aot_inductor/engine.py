@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import importlib.util
 import json
 import logging
 import os
 import re
 import shutil
+import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rebind.engines.aot_inductor.archive import SAMPLE_INPUTS, Archive
+from blake3 import blake3
+
+from rebind.engines.aot_inductor.archive import GRAPH, SAMPLE_INPUTS, Archive
 from rebind.engines.aot_inductor.embedded import EmbeddedWeights
 from rebind.engines.aot_inductor.package import PackageGraph
 from rebind.engines.aot_inductor.package_archive import is_package
@@ -24,7 +26,7 @@ from rebind.engines.pytorch.loaded import Loaded
 from rebind.engines.pytorch.parameters import Settings
 from rebind.errors import CompileFailed, Fault, Internal, ModelInvalid, Unsupported
 from rebind.plans.build import ChildDied, ChildError, ChildTimeout, run_child
-from rebind.plans.key import plan_key, target_parts
+from rebind.plans.key import package_version, plan_key, target_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -120,7 +122,7 @@ class AotInductorGraph:
         self._options = options
         self._settings = Settings.from_options(options.model.parameters)
         self._archive = Archive(model_file)
-        self.program: Program = read_program(self._archive)
+        self.program: Program = _program_of(self._archive)
         self.slots: SlotTable = self.program.slots
         self._compile_options = dict(_PLAIN_LOOPS if options.intra_op_threads == 1 else _PARALLEL_LOOPS)
         self.key = plan_key({**self._source_parts(), "options": json.dumps(self._compile_options), **target_parts()})
@@ -187,7 +189,7 @@ class AotInductorGraph:
 
     def _source_parts(self) -> dict[str, str]:
         """What the examination of the graph depends on."""
-        version = importlib.metadata.version("torch")
+        version = package_version("torch")
         return {"engine": AotInductor.name, "revision": str(REVISION), "graph": self.program.digest, "torch": version}
 
     def _examined(self) -> PlanEntry:
@@ -250,7 +252,7 @@ class AotInductorGraph:
         return {
             **figures,
             **self._source_parts(),
-            "target": target_parts(),
+            "target": dict(target_parts()),
             "options": self._compile_options,
             "slots": self.slots.to_json(),
             "inputs": [spec.to_json() for spec in self.inputs],
@@ -286,6 +288,21 @@ class AotInductorGraph:
         raise ModelInvalid(str(self.model_file), [fault]) from cause
 
 
+def _program_of(archive: Archive) -> Program:
+    """The program of an archive; one object for all archives that are alive and differ in weights only.
+
+    What it is read from is compared, and not read again: that takes longer than to open the rest of the file.
+    """
+    tensors = tuple(
+        (payload.name, payload.element, payload.shape, payload.present) for payload in archive.payloads.values()
+    )
+    key = blake3(archive.read_text(GRAPH)).digest(), tensors, tuple(archive.ties.items())
+    program = _programs.get(key)
+    if program is None:
+        program = _programs[key] = read_program(archive)
+    return program
+
+
 def _in_brief(message: str) -> str:
     """A compiler's report without its command line and the code around each error: one line."""
     first, *lines = message.strip().splitlines() or [""]
@@ -307,6 +324,7 @@ def _load_compiled(directory: Path) -> FlatFunction:
 
 
 _loaded: Loaded[FlatFunction] = Loaded()
+_programs: weakref.WeakValueDictionary[tuple[object, ...], Program] = weakref.WeakValueDictionary()
 ENGINE = AotInductor()
 
 

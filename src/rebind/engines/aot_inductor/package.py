@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import logging
 import math
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from rebind.engines.pytorch.loaded import Loaded
 from rebind.engines.pytorch.parameters import Settings
 from rebind.errors import Fault, ModelInvalid
 from rebind.plans.build import ChildDied, ChildError, ChildTimeout, run_child
-from rebind.plans.key import plan_key, target_parts
+from rebind.plans.key import package_version, plan_key, target_parts
 from rebind.tensor import GraphTensor
 from rebind.weights.formats import open_weights
 from rebind.weights.slots import Slot, SlotTable, TensorInfo, shown
@@ -71,7 +70,7 @@ class PackageGraph:
             raise self._invalid(f"has no weights, and can take none: {self._fixed}", _REMEDY)
         self.slots = self._slot_table()
         parts = {"engine": "aot_inductor package", "revision": str(_REVISION), "package": self._archive.digest}
-        self.key = plan_key({**parts, "torch": importlib.metadata.version("torch"), **target_parts()})
+        self.key = plan_key({**parts, "torch": package_version("torch"), **target_parts()})
         self._entry: PlanEntry = options.cache.sources.get_or_build(
             self.key, self._examine, _log.info, options.cancelled
         )
@@ -270,6 +269,6 @@ def _load(path: Path) -> Library:
 def _wording(error: ChildError) -> tuple[str, str]:
     """Problem and remedy of what a child found."""
     if "undefined symbol" in error.message:
-        version = importlib.metadata.version("torch")
+        version = package_version("torch")
         return f"was compiled by another torch than {version}, which is installed here: {error.message}", _ELSEWHERE
     return f"cannot be loaded: {error.kind}: {error.message}", _ELSEWHERE

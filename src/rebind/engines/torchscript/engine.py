@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import logging
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from rebind.engines.torchscript.split import split
 from rebind.engines.torchscript.strip import write_weight_free
 from rebind.errors import Fault, Internal, ModelInvalid, StorageFailed, Unsupported
 from rebind.plans.build import ChildDied, ChildError, ChildTimeout, run_child
-from rebind.plans.key import plan_key
+from rebind.plans.key import package_version, plan_key
 from rebind.weights.script_module import WEIGHT_FREE
 from rebind.weights.segment import available_memory_bytes
 from rebind.weights.strided import StridedSource
@@ -144,7 +143,7 @@ class ScriptGraph:
             "engine": TorchScript.name,
             "revision": str(REVISION),
             "graph": self._digest,
-            "torch": importlib.metadata.version("torch"),
+            "torch": package_version("torch"),
             "devices": "kept" if self._options.model.keeps_devices else "cpu",
         }
 
