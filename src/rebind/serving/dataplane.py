@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from rebind.config.pbtxt import to_json
 from rebind.errors import InvalidArgument, RebindError, Unavailable, WaitTimeout, WeightsPending
-from rebind.serving.lifecycle import WeightsState
 from rebind.serving.validate import validate
 from rebind.weights.stored import StoredSource
 
@@ -97,7 +96,7 @@ class DataPlane:
         generation = version.generation
         if request.parameters and generation.number < _minimum(request):
             return asyncio.ensure_future(self._infer_later(request))
-        if version.weights_state is WeightsState.PAGED:
+        if version.can_page_in:
             return asyncio.ensure_future(self._infer_paged(version, request))
         return version.infer(request)
 

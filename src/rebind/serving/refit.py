@@ -141,7 +141,7 @@ class Refitter:
             )
             raise
         version.graph, version.source, version.source_digest = graph, source, report.digest
-        version.refusal = None
+        version.refusal = version.lost = None
 
     def check(self, version: ModelVersion, options: UpdateOptions) -> None:
         """Raises what :meth:`apply` would, whatever the weights are."""

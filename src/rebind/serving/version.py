@@ -202,6 +202,13 @@ class ModelVersion:
         await asyncio.shield(self._changed)
 
     @property
+    def can_page_in(self) -> bool:
+        """Its weights were paged out; a refit in place that has taken them brings others by itself."""
+        generation = self.generation
+        paged = not (generation.resident or generation.pending)
+        return paged and self._weights_state is not WeightsState.COMMITTING
+
+    @property
     def weights_state(self) -> WeightsState:
         """See :mod:`rebind.serving.lifecycle`."""
         return self._weights_state
