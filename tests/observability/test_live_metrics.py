@@ -132,7 +132,7 @@ def test_requests_that_fail_are_told_with_the_reason(live: Live, client: Client)
 
 def test_prometheus_gets_openmetrics(live: Live) -> None:
     content_type, text = scrape(live, "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5")
-    assert content_type == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    assert content_type == "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=underscores"
     assert text.endswith("# EOF\n")
     assert scrape(live)[0] == "text/plain; version=0.0.4; charset=utf-8"
 

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import time
 from dataclasses import dataclass, field
+from statistics import median
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
@@ -25,7 +27,7 @@ from rebind.weights.slots import Slot, SlotTable
 from rebind.weights.store import WeightStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from pathlib import Path
 
     from prometheus_client.core import Metric
@@ -173,6 +175,17 @@ def test_names_and_kinds_are_frozen() -> None:
     assert kinds == FROZEN
 
 
+def test_kinds_in_openmetrics_are_those_that_their_names_allow() -> None:
+    _, body = asyncio.run(exporter().render(OPENMETRICS))
+    families = openmetrics_parser.text_string_to_metric_families(body.decode())  # type: ignore[no-untyped-call]
+    kinds = {family.name: family.type for family in families}
+    assert {name: kind for name, kind in kinds.items() if name.startswith("nv_")} == {
+        name: "unknown" if kind == "counter" else kind for name, kind in FROZEN.items() if name.startswith("nv_")
+    }
+    assert kinds["rebind_weights_updates"] == "counter"
+    assert kinds["rebind_weights"] == "info"
+
+
 def test_each_family_has_samples_with_the_frozen_labels() -> None:
     series = scrape(exporter(busy(), paging=PAGING))
     assert {re.sub("_(bucket|sum)$|(?<=_seconds)_count$", "", name) for name, _ in series} == FROZEN.keys()
@@ -300,6 +313,8 @@ def test_each_version_has_one_info_whatever_has_served_before() -> None:
 
 
 @given(st.text(st.characters(codec=None)))
+@example("a \udcff of a directory's name")
+@example('\\n"} 1\n# TYPE nv_inference_count untyped\n')
 def test_no_label_or_name_breaks_the_text_or_becomes_another(hostile: str) -> None:
     tested = exporter(Served(name=hostile, label=hostile), Served(name="other"))
     carried = hostile.encode(errors="replace").decode()
@@ -377,7 +392,7 @@ def test_a_scrape_is_of_one_moment() -> None:
         return (await rendering)[1].decode()
 
     told = asyncio.run(run())
-    assert 'nv_inference_request_success{model="policy",version="1"} 1\n' in told
+    assert 'nv_inference_request_success{model="policy",version="1"} 1.0\n' in told
     assert "later" not in told
 
 
@@ -390,11 +405,13 @@ def test_a_scrape_is_of_one_moment() -> None:
         ("", "text/plain; version=0.0.4; charset=utf-8"),
         ("*/*", "text/plain; version=0.0.4; charset=utf-8"),
         ("text/plain;version=0.0.4", "text/plain; version=0.0.4; charset=utf-8"),
-        (OPENMETRICS, "application/openmetrics-text; version=1.0.0; charset=utf-8"),
+        (OPENMETRICS, "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=underscores"),
         ("application/openmetrics-text", "application/openmetrics-text; version=1.0.0; charset=utf-8"),
+        ("text/html, application/openmetrics-text;version=x", "text/plain; version=0.0.4; charset=utf-8"),
+        ("text/plain;version=1.x.\xe9", "text/plain; version=0.0.4; charset=utf-8"),
         (
-            "text/html, application/openmetrics-text;version=x",
-            "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            "text/plain;version=1.0.0;escaping=allow-utf-8",
+            "text/plain; version=1.0.0; charset=utf-8; escaping=allow-utf-8",
         ),
         ("\x00;;,=;version", "text/plain; version=0.0.4; charset=utf-8"),
     ],
@@ -414,21 +431,24 @@ def test_openmetrics_has_the_same_samples_under_the_same_names() -> None:
 # --- cost -------------------------------------------------------------------------------------------------------------
 
 
-def test_500_versions_are_told_in_100_ms() -> None:
+def test_500_versions_keep_the_event_loop_for_20_ms_and_a_thread_for_a_second() -> None:
+    """A thread takes about 0.2 s of the processor, the event loop 10 ms."""
     versions = [Served(name=f"fine_tune_{number}", label=f"step-{number}") for number in range(500)]
     for version in versions:
         version.statistics.succeeded(1, LINE)
         version.refits.record("load", "committed", 1000, 1000, {"total": 0.2})
-    tested = exporter(*versions)
-    assert least_s(lambda: asyncio.run(tested.render(OPENMETRICS))) < 0.1
-    assert text(tested).count("\n") > 500 * 30
+    gc.freeze()  # as the loader does: a collection that walks through what pytest has made takes 40 ms
+    try:
+        costs = [asyncio.run(cost(exporter(*versions))) for _ in range(5)]
+    finally:
+        gc.unfreeze()
+    assert median(on_loop_s for on_loop_s, _ in costs) < 0.02
+    assert median(in_all_s for _, in_all_s in costs) < 1
+    assert text(exporter(*versions)).count("\n") > 500 * 30
 
 
-def least_s(function: Callable[[], object], tries: int = 5) -> float:
-    """The processor time of the quickest of some tries: others use the machine, too."""
-    taken: list[float] = []
-    for _ in range(tries):
-        started = time.process_time()
-        function()
-        taken.append(time.process_time() - started)
-    return min(taken)
+async def cost(tested: Exporter) -> tuple[float, float]:
+    """The processor time that a scrape takes: of the thread of the event loop, and of all threads."""
+    loop_s, process_s = time.thread_time(), time.process_time()
+    await tested.render(OPENMETRICS)
+    return time.thread_time() - loop_s, time.process_time() - process_s

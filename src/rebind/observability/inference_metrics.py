@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from rebind.observability.exposition import family
+from prometheus_client.core import GaugeMetricFamily, UnknownMetricFamily
+
+from rebind.observability.families import Readings
+from rebind.observability.versions import LABELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rebind.observability.exposition import Family
     from rebind.observability.versions import Labelled
     from rebind.serving.statistics import Counters, Timing
     from rebind.serving.version import ModelVersion
@@ -71,34 +73,36 @@ _CACHE_COUNTS = (
 )
 
 
-def inference_families(versions: Sequence[Labelled], *, caching: bool) -> list[Family]:
+def read_inference(versions: Sequence[Labelled], *, caching: bool) -> list[Readings]:
     """The families of all ``versions``; ``caching``: the server has a response cache, so there are those of it."""
-    families = [_family(count, versions) for count in _COUNTS]
-    families += [_failures(versions), _pending(versions)]
+    readings = [_read(count, versions) for count in _COUNTS]
+    readings += [_failures(versions), _pending(versions)]
     if caching:
         cached = [each for each in versions if each.version.config.caches_responses]
-        families += [_family(count, cached) for count in _CACHE_COUNTS]
-    return families
+        readings += [_read(count, cached) for count in _CACHE_COUNTS]
+    return readings
 
 
-def _family(count: _Count, versions: Sequence[Labelled]) -> Family:
-    series = [(labels, count.value(version.statistics.counters)) for version, labels in versions]
-    return family(count.name, "counter", count.help, series)
+def _read(count: _Count, versions: Sequence[Labelled]) -> Readings:
+    rows = [(labels, count.value(version.statistics.counters)) for version, labels in versions]
+    return Readings(UnknownMetricFamily, count.name, count.help, LABELS, rows)
 
 
-def _failures(versions: Sequence[Labelled]) -> Family:
+def _failures(versions: Sequence[Labelled]) -> Readings:
     """All reasons are there from the start, as Triton's; what fails so far, and is counted, fails in the model."""
-    series = [
-        (f'{labels},reason="{reason}"', version.statistics.counters.fail.count if reason == "BACKEND" else 0)
+    rows = [
+        ((*labels, reason), version.statistics.counters.fail.count if reason == "BACKEND" else 0)
         for version, labels in versions
         for reason in _FAILURE_REASONS
     ]
-    return family("nv_inference_request_failure", "counter", "Requests that ended in an error", series)
+    help = "Requests that ended in an error"
+    return Readings(UnknownMetricFamily, "nv_inference_request_failure", help, (*LABELS, "reason"), rows)
 
 
-def _pending(versions: Sequence[Labelled]) -> Family:
-    series = [(labels, _waiting(version)) for version, labels in versions]
-    return family("nv_inference_pending_request_count", "gauge", "Requests that wait for an instance", series)
+def _pending(versions: Sequence[Labelled]) -> Readings:
+    rows = [(labels, _waiting(version)) for version, labels in versions]
+    help = "Requests that wait for an instance"
+    return Readings(GaugeMetricFamily, "nv_inference_pending_request_count", help, LABELS, rows)
 
 
 def _waiting(version: ModelVersion) -> int:

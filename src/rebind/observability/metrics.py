@@ -8,18 +8,26 @@ READY; its counters go on over refits, and over loads that replace it.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from rebind.observability.exposition import negotiate, write
-from rebind.observability.inference_metrics import inference_families
+from prometheus_client.exposition import choose_encoder
+
+from rebind.observability.inference_metrics import read_inference
 from rebind.observability.versions import labelled
-from rebind.observability.weights_metrics import memory_family, weights_families
+from rebind.observability.weights_metrics import memory_family, read_weights
 
 if TYPE_CHECKING:
-    from rebind.observability.exposition import Family
+    from collections.abc import Callable, Iterator, Sequence
+
+    from prometheus_client.core import Metric
+    from prometheus_client.registry import Collector
+
+    from rebind.observability.families import Readings
     from rebind.observability.weights_metrics import Paging
     from rebind.serving.models import Models
     from rebind.weights.store import WeightStore
+
+    Encode: TypeAlias = Callable[[Collector], bytes]
 
 
 class Exporter:
@@ -49,10 +57,39 @@ class Exporter:
 
         All that it tells of versions is of one moment. A thread does what need not be done on the event loop.
         """
-        content_type = negotiate(accept)
-        versions = labelled(self._models)
-        families = [*inference_families(versions, caching=self._caching), *weights_families(versions, self._paging)]
-        return content_type, await asyncio.to_thread(self._complete, families, content_type)
+        encode, content_type = _encoder(accept)
+        return content_type, await asyncio.to_thread(_write, encode, self._snapshot())
 
-    def _complete(self, families: list[Family], content_type: str) -> bytes:
-        return write([*families, memory_family(self._store, self._limit_bytes)], content_type)
+    def _snapshot(self) -> _Snapshot:
+        versions = labelled(self._models)
+        readings = [*read_inference(versions, caching=self._caching), *read_weights(versions, self._paging)]
+        return _Snapshot(readings, self._store, self._limit_bytes)
+
+
+class _Snapshot(NamedTuple):
+    """A collector for encoders of prometheus_client: what the event loop has read, and the memory of weights."""
+
+    readings: Sequence[Readings]
+    store: WeightStore
+    limit_bytes: int | None
+
+    def collect(self) -> Iterator[Metric]:
+        for each in self.readings:
+            yield each.family()
+        yield memory_family(self.store, self.limit_bytes)
+
+
+def _encoder(accept: str) -> tuple[Encode, str]:
+    """The encoder for what is asked for, and its content type."""
+    try:
+        return choose_encoder(accept)
+    except TypeError:  # a version that is no number, which it compares with one
+        return choose_encoder("")
+
+
+def _write(encode: Encode, snapshot: _Snapshot) -> bytes:
+    """Triton's counters lack the suffix ``_total``, so in OpenMetrics they are of a kind that is not known.
+
+    Text has the kind that they are of. No other line of it ends so: samples end in a number.
+    """
+    return encode(snapshot).replace(b" untyped\n", b" counter\n")
