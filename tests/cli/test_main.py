@@ -42,7 +42,8 @@ def test_every_command_says_what_it_does_in_its_help(cli: Cli) -> None:
 
     commands = out[out.index("Commands:") :].splitlines()[1:]
     assert [line.split()[0] for line in commands] == [
-        "serve", "demo", "inspect", "publish", "diff", "convert", "split", "engines", "plans",
+        "serve", "demo", "inspect", "publish", "push", "pull", "rollback", "history", "watch", "diff", "convert",
+        "split", "engines", "plans",
     ]  # fmt: skip
     assert not [line for line in commands if line.endswith("...")]
 

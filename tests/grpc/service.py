@@ -1,20 +1,10 @@
-"""A whole server in a thread, on HTTP and gRPC, and the methods of rebind.v1.Weights as a client calls them."""
+"""The methods of rebind.v1.Weights as a client calls them."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import uvloop
-
-from rebind.config.server import CompileMode, ModelControlMode, ServerConfig
 from rebind.grpc import weights_pb2 as pb
-from rebind.grpc.server import GrpcServer
-from rebind.grpc.weights_service import weights_methods
-from rebind.server import running
-from tests.server import Client
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -91,58 +81,3 @@ def reference(stage: pb.Stage) -> pb.StageReference:
 
 def pieces(kind: type[pb.PushRequest | pb.PutRequest], data: bytes, size: int) -> Iterable[Any]:
     return [kind(data=data[start : start + size]) for start in range(0, len(data), size)]
-
-
-class RunningService:
-    """`rebind serve`, but in this process."""
-
-    def __init__(self, root: Path, plan_cache_dir: Path) -> None:
-        self._config = ServerConfig(
-            model_repository=(root,),
-            model_control_mode=ModelControlMode.EXPLICIT,
-            http_address="127.0.0.1",
-            http_port=0,
-            allow_grpc=False,
-            allow_metrics=False,
-            compile=CompileMode.NEVER,
-            plan_cache_dir=plan_cache_dir,
-        )
-        self._loop = uvloop.new_event_loop()
-        self._started = threading.Event()
-        self._stop = asyncio.Event()
-        self.grpc_port = 0
-        self.http_port = 0
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
-        self._thread.start()
-        assert self._started.wait(60)
-        assert self.http_port
-
-    def client(self) -> Client:
-        return Client(self.http_port)
-
-    def memory_bytes(self) -> int:
-        """All memory that there is for weights."""
-        ranges = [
-            line.split()[0].split("-")
-            for line in Path("/proc/self/maps").read_text().splitlines()
-            if "memfd:rebind-" in line
-        ]
-        return sum(int(end, 16) - int(start, 16) for start, end in ranges)
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-        self._loop.close()
-
-    async def _serve(self) -> None:
-        try:
-            async with running(self._config) as server:
-                listener = GrpcServer(weights_methods(server.data_plane))
-                await listener.start("127.0.0.1", 0)
-                (self.grpc_port,) = listener.ports
-                self.http_port = server.http_port
-                self._started.set()
-                await self._stop.wait()
-                await listener.drain(5)
-        finally:
-            self._started.set()

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import re
-import time
 from dataclasses import dataclass, field
-from statistics import median
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -426,29 +423,3 @@ def test_openmetrics_has_the_same_samples_under_the_same_names() -> None:
     tested = exporter(busy(response_cache=True), paging=PAGING, caching=True, limit_bytes=5)
     assert scrape_openmetrics(tested) == scrape(tested)
     assert len(scrape(tested)) > 100
-
-
-# --- cost -------------------------------------------------------------------------------------------------------------
-
-
-def test_500_versions_keep_the_event_loop_for_20_ms_and_a_thread_for_a_second() -> None:
-    """A thread takes about 0.2 s of the processor, the event loop 10 ms."""
-    versions = [Served(name=f"fine_tune_{number}", label=f"step-{number}") for number in range(500)]
-    for version in versions:
-        version.statistics.succeeded(1, LINE)
-        version.refits.record("load", "committed", 1000, 1000, {"total": 0.2})
-    gc.freeze()  # as the loader does: a collection that walks through what pytest has made takes 40 ms
-    try:
-        costs = [asyncio.run(cost(exporter(*versions))) for _ in range(5)]
-    finally:
-        gc.unfreeze()
-    assert median(on_loop_s for on_loop_s, _ in costs) < 0.02
-    assert median(in_all_s for _, in_all_s in costs) < 1
-    assert text(exporter(*versions)).count("\n") > 500 * 30
-
-
-async def cost(tested: Exporter) -> tuple[float, float]:
-    """The processor time that a scrape takes: of the thread of the event loop, and of all threads."""
-    loop_s, process_s = time.thread_time(), time.process_time()
-    await tested.render(OPENMETRICS)
-    return time.thread_time() - loop_s, time.process_time() - process_s

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from google.protobuf.json_format import ParseDict
+from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import DecodeError, Message
 
 from rebind.errors import InvalidArgument, WaitTimeout
@@ -194,7 +195,13 @@ def _parse(kind: type[_Request], content: Content) -> _Request:
 
 def _message(document: dict[str, Any], message: _Reply) -> _Reply:
     """The JSON form of the HTTP calls as a message: the fields have the same names."""
-    return ParseDict(document, message, ignore_unknown_fields=True)
+    try:
+        return ParseDict(document, message, ignore_unknown_fields=True)
+    except ParseError:
+        # Lone surrogates have no UTF-8: texts quote what clients sent, and names of files, which may be any bytes.
+        message.Clear()
+        document = json.loads(json.dumps(document, ensure_ascii=False).encode("utf-8", "replace"))
+        return ParseDict(document, message, ignore_unknown_fields=True)
 
 
 def _stage_message(stage: Stage) -> pb.Stage:
