@@ -53,7 +53,8 @@ def test_unknown_option_is_named_last_with_a_near_match(cli: Cli) -> None:
 
     assert code == 2
     assert out == ""
-    assert err.splitlines()[-1] == "error: No such option: --http-prot (Possible options: --http-address, --http-port)"
+    near = "--grpc-port, --http-address, --http-port"
+    assert err.splitlines()[-1] == f"error: No such option: --http-prot (Possible options: {near})"
 
 
 def test_unknown_command_is_named_with_a_near_match(cli: Cli) -> None:
