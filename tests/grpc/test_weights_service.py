@@ -329,7 +329,7 @@ def test_unknown_models_and_versions(channel: grpc.Channel, home: Home) -> None:
 
 def test_texts_without_utf8_are_told_all_the_same() -> None:
     report = _message({"retained": [1], "refusal": "no '\ud800'", "label": "x"}, pb.WeightsReport())
-    assert (report.refusal, report.retained, report.label) == ("no '?'", [1], "x")
+    assert (report.refusal, list(report.retained), report.label) == ("no '?'", [1], "x")
 
 
 def test_a_message_of_another_kind_is_refused(channel: grpc.Channel) -> None:
@@ -343,9 +343,11 @@ def test_answers_stay_those_of_one_generation_while_weights_are_pushed(
     done = threading.Event()
 
     def push() -> None:
-        for seed in (1, 2, 3) * 3:
-            weights.push(files[seed])
-        done.set()
+        try:
+            for seed in (1, 2, 3) * 3:
+                weights.push(files[seed])
+        finally:
+            done.set()
 
     pushing = threading.Thread(target=push)
     pushing.start()

@@ -157,6 +157,26 @@ def test_a_call_that_was_refused_within_a_frame_costs_no_window(server: RunningG
     assert server.open_calls() == 0
 
 
+def test_unread_bytes_of_a_reset_call_cost_no_window(server: RunningGrpc, peer: Peer) -> None:
+    calls = 100
+    data = frame(DATA, 0, 0, bytes(120_000))
+    for stream in range(1, 2 * calls, 2):
+        peer.send(frame(HEADERS, END_HEADERS, stream, call_fields("Hold")) + frame(DATA, 0, stream, message(b"x")))
+        peer.send((data[:5] + struct.pack(">I", stream) + data[9:]) * 30)
+        peer.send(frame(RST_STREAM, 0, stream, struct.pack(">I", 8)))
+    peer.call(2 * calls + 1, "Unary", b"hello")
+    assert peer.reply(2 * calls + 1) == message(b"hello")
+    assert server.open_calls() == 0
+
+
+@pytest.mark.parametrize("timeout", [b"99999999H", b"1m", b"0n"])
+def test_any_timeout(peer: Peer, timeout: bytes) -> None:
+    block = call_fields("Later", (b"grpc-timeout", timeout))
+    peer.send(frame(HEADERS, END_HEADERS, 1, block) + frame(DATA, END_STREAM, 1, message(b"hello")))
+    assert peer.reply(1) in {message(b"hello"), b""}
+    peer.synchronize()
+
+
 def test_a_reset_comes_with_the_request_it_cancels(server: RunningGrpc, peer: Peer) -> None:
     request = frame(HEADERS, END_HEADERS, 1, call_fields("Unary")) + frame(DATA, END_STREAM, 1, message(b"x"))
     peer.send(request + frame(RST_STREAM, 0, 1, struct.pack(">I", 8)))

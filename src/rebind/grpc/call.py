@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from typing import TYPE_CHECKING, Any
 
 from rebind.grpc.compression import deflate, inflate
@@ -38,8 +37,8 @@ class Call:
         self.outgoing = Outgoing(core, stream_id, head.reply_encoding)
         self.finished = False
         """The status is known; messages before it may still have to be sent."""
-        self._wake = functools.partial(wake, self)
-        self._incoming = Incoming(core, stream_id, limit_bytes, self._wake)
+        self._incoming = Incoming(core, stream_id, limit_bytes)
+        self._wake = wake
         self._method = method
         self._limit_bytes = limit_bytes
         self._loop = asyncio.get_running_loop()
@@ -53,7 +52,7 @@ class Call:
 
     async def receive(self) -> Content | None:
         """The next message, or None after the last; raises :class:`RpcFailed` for a damaged one."""
-        message = await self._incoming.next()
+        message = await self._next()
         return None if message is None else await self._content(message)
 
     async def __aiter__(self) -> AsyncIterator[Content]:
@@ -64,7 +63,7 @@ class Call:
     async def receive_one(self) -> Content:
         """The message of a method that takes one."""
         content = await self.receive()
-        if content is None or await self._incoming.next() is not None:
+        if content is None or await self._next() is not None:
             raise _not_one()
         return content
 
@@ -74,10 +73,15 @@ class Call:
             self.outgoing.send(parts)
         else:
             self.outgoing.send((await deflate(parts, self.head.reply_encoding),), compressed=True)
-        self._wake()
+        self._wake(self)
         if self.outgoing.waiting:
             self._room = self._loop.create_future()
             await self._room
+
+    async def _next(self) -> Message | None:
+        message = self._incoming.pull()
+        self._wake(self)  # The client may send more, as much as was taken.
+        return message if message is not None else await self._incoming.arrival()
 
     # For the connection.
 
@@ -94,7 +98,7 @@ class Call:
             self._incoming.feed(data, ended=ended)
             if isinstance(self._method, Unary) and not self.finished:
                 self._feed_unary(self._method, ended=ended)
-        except Exception as error:  # noqa: BLE001 - whatever a call meets ends in its status
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a call meets ends in its status
             self.fail(error)
 
     def make_room(self) -> None:
@@ -125,7 +129,7 @@ class Call:
         self.finished = True
         self.outgoing.finish(status, details)
         self._abandon()
-        self._wake()
+        self._wake(self)
 
     def _abandon(self) -> None:
         """Lets go of whatever was for an answer that is given, or no longer wanted."""

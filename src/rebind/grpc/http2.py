@@ -39,7 +39,6 @@ MAX_HEADER_BYTES = 64 * 1024
 """Names and values of one request's header fields."""
 
 _SETTINGS = {
-    ngh2.Setting.ENABLE_PUSH: 0,
     ngh2.Setting.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
     ngh2.Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
     ngh2.Setting.MAX_FRAME_SIZE: SLICE_BYTES,

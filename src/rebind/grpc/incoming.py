@@ -9,8 +9,6 @@ from rebind.grpc.framing import MessageReader
 from rebind.grpc.status import RpcFailed, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rebind.grpc.framing import Message
     from rebind.grpc.http2 import Http2
 
@@ -19,14 +17,12 @@ class Incoming:
     """The receiving half of a call.
 
     The peer may send as many bytes more as messages that were asked for have taken. So a call whose handler does not
-    read holds one window of bytes, and no more. ``wake`` is called when the peer may send more because the handler has
-    read, and not because something has come.
+    read holds one window of bytes, and no more.
     """
 
-    def __init__(self, core: Http2, stream_id: int, limit_bytes: int, wake: Callable[[], None]) -> None:
+    def __init__(self, core: Http2, stream_id: int, limit_bytes: int) -> None:
         self._core = core
         self._stream_id = stream_id
-        self._wake = wake
         self._reader = MessageReader(limit_bytes)
         self._received_bytes = 0
         self._acknowledged_bytes = 0
@@ -66,14 +62,12 @@ class Incoming:
         self._acknowledge(self._reader.taken_bytes)
         return message
 
-    async def next(self) -> Message | None:
-        """The next message, or None when the peer has sent its last."""
-        message = self.pull()
-        self._wake()
-        if message is None and not self._ended:
-            self._waiter = asyncio.get_running_loop().create_future()
-            message = await self._waiter
-        return message
+    async def arrival(self) -> Message | None:
+        """The next message, which :meth:`pull` has not found, or None when the peer has sent its last."""
+        if self._ended:
+            return None
+        self._waiter = asyncio.get_running_loop().create_future()
+        return await self._waiter
 
     def _acknowledge(self, until_bytes: int) -> None:
         if until_bytes > self._acknowledged_bytes:

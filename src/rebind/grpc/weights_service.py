@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from rebind.serving.dataplane import DataPlane, WeightsReport
     from rebind.serving.stages import Stage
     from rebind.weights.incoming import IncomingFile
-    from rebind.weights.spool import SpooledFile
 
 _Request = TypeVar("_Request", bound=Message)
 _Reply = TypeVar("_Reply", bound=Message)
@@ -151,9 +150,7 @@ async def _after(plane: DataPlane, version: tuple[str, int | None], generation: 
             continue
 
 
-async def _receive_file(
-    call: Call, incoming: IncomingFile | SpooledFile, kind: type[pb.PushRequest | pb.PutRequest]
-) -> None:
+async def _receive_file(call: Call, incoming: IncomingFile, kind: type[pb.PushRequest | pb.PutRequest]) -> None:
     async for content in call:
         data = only_field(content, kind.DATA_FIELD_NUMBER)
         if data is None:
