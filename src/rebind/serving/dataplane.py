@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rebind.config.pbtxt import to_json
 from rebind.errors import InvalidArgument, RebindError, Unavailable, WaitTimeout, WeightsPending
 from rebind.serving.validate import validate
-from rebind.weights.stored import StoredSource
+from rebind.weights.in_memory import StoredSource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -166,15 +166,16 @@ class DataPlane:
             body["slots"] = leased.graph.slots.to_json()
         return WeightsReport(body["digest"], body)
 
-    def weights_file(self, name: str, version: int | None) -> tuple[Generation, StoredSource]:
+    async def weights_file(self, name: str, version: int | None) -> tuple[Generation, StoredSource]:
         """The weights that serve, tensor by tensor; their memory stays as it is while the source is alive."""
         leased = self._models.lease(name, version)
-        generation = leased.generation
-        if generation.pending:
-            raise WeightsPending(name, leased.number)
-        if not generation.resident:
-            raise Unavailable(f"the weights of model '{name}' version {leased.number} are not in memory now")
-        return generation, StoredSource(f"the weights of '{name}'", generation.weights)
+        with leased.pinned():
+            if leased.can_page_in:
+                await self._pager.page_in(leased)
+            generation = leased.generation
+            if not generation.resident:
+                raise WeightsPending(name, leased.number)
+            return generation, StoredSource(f"the weights of '{name}'", generation.weights)
 
     def open_push(self, name: str, version: int | None, mode: Mode, options: UpdateOptions) -> Stage:
         """A stage for one body, to be committed with the same options when it has arrived, or else aborted.

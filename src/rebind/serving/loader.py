@@ -97,8 +97,8 @@ class Loader:
         signature = Signature(config, graph)
         plan = self._first_plan(graph, log_stages(name, source.number))
         target = Target(config, graph, signature, source.plan_file.parent.parent)
-        from_files = serving is None or serving.weights.slots.digest != graph.slots.digest
         staged: Staged | None = None
+        from_files = serving is None or not _fits(graph, serving)
         if serving is not None and not from_files:
             staged = self._stager.from_serving(target, plan, serving)
         elif has_weights(graph, source):
@@ -110,6 +110,14 @@ class Loader:
         _log_weights(name, source.number, staged)
         load_ms = (time.monotonic() - started_s) * 1e3
         return Loaded(source, config, graph, signature, plan, staged, from_files, load_ms)
+
+    def with_weights(self, loaded: Loaded, serving: Generation) -> Loaded:
+        """``loaded`` with the weights of ``serving``, where its graph has slots for them; else as it is."""
+        if not _fits(loaded.graph, serving):
+            return loaded
+        target = Target(loaded.config, loaded.graph, loaded.signature, loaded.source.plan_file.parent.parent)
+        staged = self._stager.from_serving(target, loaded.plan, serving)
+        return replace(loaded, staged=staged, from_files=False)
 
     def _first_plan(self, graph: Graph, report: Callable[[str], None]) -> Plan:
         cached = graph.cached_plan()
@@ -128,6 +136,10 @@ class Loader:
         if modules > self._exempt_modules:
             self._exempt_modules = modules
             gc.freeze()
+
+
+def _fits(graph: Graph, serving: Generation) -> bool:
+    return serving.weights.slots.digest == graph.slots.digest
 
 
 def _log_weights(name: str, number: int, staged: Staged | None) -> None:

@@ -192,17 +192,18 @@ class Pager:
     def _residents(self, kept: Collection[ModelVersion]) -> Iterator[Resident[_Set]]:
         """All weight sets in memory; those that the versions in ``kept`` serve have to stay."""
         for version in (version for model in self._models for version in model.ready()):
-            changing = version.refit_lock.locked() or bool(version.stages)
+            changing = version.refit_lock.locked()
             for generation in version.retained:
                 owner, memory = _Set(version, generation), _memory(generation)
-                yield Resident(owner, memory, version.last_used_s, retained=True, busy=changing)
+                asked_for = version.config.keep_generations is not None
+                yield Resident(owner, memory, version.last_used_s, retained=True, busy=changing, kept=asked_for)
             generation = version.generation
             if generation.resident:
                 yield Resident(
                     _Set(version, generation),
                     _memory(generation),
                     version.last_used_s,
-                    busy=changing or version.in_flight > 0,
+                    busy=changing or bool(version.stages) or version.in_flight > 0,
                     kept=version in kept or generation.digest != version.source_digest,
                 )
 
@@ -290,7 +291,7 @@ class Pager:
         if opened is None:
             with _open(source, target.graph) as found:
                 return self._read_now(target, generation, source, found)
-        put = self._stager.put_source(target, opened, None, patch=False)
+        put = self._stager.put_sent(target, opened, None, patch=False)
         if put.weights.digest != generation.digest:
             raise _OtherWeights(
                 f"{opened.subject} has weights with the digest {put.weights.digest} now, not {generation.digest}"

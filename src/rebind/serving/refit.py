@@ -8,6 +8,7 @@ when the last of them ends. A refused stage leaves no trace but the reason.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from dataclasses import dataclass, replace
@@ -19,12 +20,12 @@ from rebind.serving.generation import rebound
 from rebind.serving.in_place import exchange
 from rebind.serving.lifecycle import WeightsState
 from rebind.serving.persist import persist
-from rebind.serving.staging import Staged, borrowed_note
+from rebind.serving.staging import Staged, borrowed_note, kept_values
 from rebind.serving.updates import Outcome, UpdateOptions, UpdateReport
 from rebind.weights.formats import open_weights
+from rebind.weights.in_memory import StoredSource
 from rebind.weights.names import renamed
 from rebind.weights.store import PutResult
-from rebind.weights.stored import StoredSource
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
 
     from rebind.engines.contract import Graph
     from rebind.repository.versions import VersionSource
+    from rebind.serving.generation import Generation
     from rebind.serving.paging import Pager
-    from rebind.serving.staging import Stager
+    from rebind.serving.staging import Stager, Target
     from rebind.serving.version import ModelVersion
     from rebind.weights.source import WeightsSource
     from rebind.weights.store import WeightStore
@@ -165,14 +167,22 @@ class Refitter:
                 if not self._pager.make_room(error.needed_bytes - error.free_bytes):
                     raise
 
+    async def bring_in(self, version: ModelVersion) -> None:
+        """Brings weights back that were paged out; harmless for those that cannot be read any more."""
+        if version.can_page_in:
+            with contextlib.suppress(RebindError):
+                await self._pager.page_in(version)
+
     async def roll_back(self, version: ModelVersion, options: UpdateOptions) -> UpdateReport:
         """Makes the newest of the weights that are kept the next generation.
 
         Those that it replaces are not kept: another call goes further back, and never forth again. Raises NotFound when
         none are kept.
         """
+        kept: Generation | None = None
 
         async def stage() -> Staged:
+            nonlocal kept
             if not version.retained:
                 raise NotFound(
                     f"model '{version.name}' version {version.number} has kept no earlier weights to go back to "
@@ -183,8 +193,8 @@ class Refitter:
             return Staged(PutResult(kept.weights, 0, kept.weights.nbytes, ()), bounds, options.label or kept.label)
 
         report = await self.apply(version, Change("rollback", options, time.monotonic(), stage, retain=False))
-        if report.outcome is Outcome.COMMITTED:
-            version.drop_retained(version.retained[-1])
+        if report.outcome is Outcome.COMMITTED and kept is not None:
+            version.drop_retained(kept)
         return report
 
     async def _beside(self, version: ModelVersion, change: Change, clock: _Clock) -> _Done:
@@ -211,7 +221,8 @@ class Refitter:
         """The new weights come into the memory of the old ones (:mod:`rebind.serving.in_place`)."""
         target, plan, label = version.target, version.generation.plan, change.options.label
         with await asyncio.to_thread(open_source) as source:
-            digest = await self.staged(lambda: self._stager.examine(target, source, None))
+            kept = await self._kept_values(version, target)
+            digest = await self.staged(lambda: self._stager.examine(target, source, kept))
             clock.lap("stage")
             outcome = _outcome(version, digest, change.options)
             if _is_to_persist(change.options):
@@ -224,7 +235,7 @@ class Refitter:
                 return _Done(outcome, digest, label, None)
 
             def bring() -> Staged:
-                put = self._stager.put_source(target, source, None, patch=False)
+                put = self._stager.put_source(target, source, kept)
                 return self._stager.bound(target, plan, put, label=label)
 
             version.step("validated")
@@ -233,6 +244,11 @@ class Refitter:
         clock.lap("commit")
         _log_refit(version, staged.put)
         return _Done(outcome, digest, label, staged.put)
+
+    async def _kept_values(self, version: ModelVersion, target: Target) -> WeightsSource:
+        # In a frame of its own: what refers to the old weights keeps them in memory.
+        serving = version.generation.weights if version.generation.resident else None
+        return await self.staged(lambda: kept_values(target, serving))
 
     async def _persist(self, version: ModelVersion, weights: WeightsSource, digest: str, label: str) -> None:
         version.source = await asyncio.get_running_loop().run_in_executor(

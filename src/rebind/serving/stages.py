@@ -14,21 +14,20 @@ import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rebind.errors import Conflict, InvalidArgument, NotFound
+from rebind.errors import Conflict, NotFound
+from rebind.serving.contents import Received, Shared, Spooled
 from rebind.serving.refit import Change
+from rebind.serving.staging import keeps_values
 from rebind.serving.updates import Mode, StageOptions, UpdateOptions, UpdateReport
-from rebind.weights.reception import Reception
-from rebind.weights.spool import Spool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
 
-    from rebind.serving.generation import Generation
+    from rebind.serving.contents import Contents
     from rebind.serving.refit import Refitter
-    from rebind.serving.staging import Staged, Stager, Target
+    from rebind.serving.staging import Staged, Stager
     from rebind.serving.version import ModelVersion
     from rebind.weights.incoming import IncomingFile
-    from rebind.weights.source import WeightsSource
     from rebind.weights.spool import SpooledFile
     from rebind.weights.store import PutResult, WeightStore
 
@@ -52,15 +51,12 @@ class Stages:
         Raises what would refuse it whatever the body is: a digest that does not serve, too little memory.
         """
         self._refitter.check(version, options)
-        stage = self._open(version, StageOptions(mode), PUSH, takes_room=not options.dry_run)
-        stage.renew()
-        return stage
+        return self._open(version, StageOptions(mode), PUSH, takes_room=not options.dry_run)
 
     def open(self, version: ModelVersion, options: StageOptions) -> Stage:
         """A stage that clients find by its id."""
         stage = self._open(version, options, STAGE, takes_room=True)
         version.stages[stage.id] = stage
-        stage.renew()
         return stage
 
     def find(self, version: ModelVersion, stage_id: str) -> Stage:
@@ -75,10 +71,9 @@ class Stages:
         return stage
 
     def _open(self, version: ModelVersion, options: StageOptions, cause: str, *, takes_room: bool) -> Stage:
-        if options.mode is Mode.PATCH and not version.generation.resident:
+        if options.mode is Mode.PATCH and version.pending:
             raise Conflict(
-                f"model '{version.name}' version {version.number} has no weights in memory that could be patched; "
-                "send all of them"
+                f"model '{version.name}' version {version.number} has no weights that could be patched; send all of them"
             )
         if options.mode is Mode.FULL and not version.config.refits_in_place:
             if takes_room:
@@ -94,11 +89,9 @@ class Stage:
 
     # Of the round that :meth:`_begin` begins; a stage that is kept has one round after the other.
     _began_s: float
-    _base: Generation | None  # what a patch is for
-    _reception: Reception | Spool | None  # what has come over the network
+    _base_digest: str  # of the weights that served then; a patch is for these only
     _incoming: Callable[[], IncomingFile | SpooledFile | None]  # what comes at the moment
-    _names: Collection[str] | None  # the slots of the region that were written
-    _staged: Staged | None
+    _prepared: Staged | None
 
     def __init__(
         self,
@@ -122,27 +115,21 @@ class Stage:
         self._timer: asyncio.TimerHandle | None = None
         self._busy = False
         self._closed = False
-        self._in_place = version.config.refits_in_place and options.mode is Mode.FULL
-        self._region = store.region(version.graph.slots) if options.shared_memory else None
+        self._patch = options.mode is Mode.PATCH
+        self._in_place = version.config.refits_in_place and not self._patch
+        self._contents = self._new_contents()
         self._begin()
+        self.renew()
 
     def incoming(self) -> IncomingFile | SpooledFile:
         """Where the next safetensors file of this stage goes.
 
         Raises :class:`Conflict` while another one arrives, and :class:`InvalidArgument` for a stage in shared memory.
         """
-        if self._reception is None:
-            raise InvalidArgument(f"stage {self.id} is in shared memory: write into its region, and commit")
         self._require_idle()
-        arriving = self._incoming()
-        if arriving is not None and not arriving.complete:
-            raise Conflict(f"another file arrives for stage {self.id}; send one after another")
-        self._staged = None
-        if isinstance(self._reception, Reception):
-            incoming: IncomingFile | SpooledFile = self._reception.incoming(whole=self._cause == PUSH)
-        else:
-            incoming = self._reception.incoming()
+        incoming = self._contents.incoming()
         self._incoming = weakref.ref(incoming)
+        self._prepared = None
         return incoming
 
     async def prepare(self, names: Collection[str] | None = None) -> None:
@@ -152,25 +139,27 @@ class Stage:
         was sent over the network is taken once. For a refit in place nothing can be done beforehand.
         """
         async with self._exclusive():
-            if self._region is not None:
-                self._staged = None
-                self._names = names
-            if self._staged is None and not self._in_place:
-                await self._prepare()
+            if isinstance(self._contents, Shared):
+                self._prepared = None
+                self._contents.names = names
+            if self._prepared is None and not self._in_place:
+                await self._bring_in_base()
+                self._prepared = await self._prepare()
 
     async def commit(self, options: UpdateOptions, *, keep: bool = False) -> UpdateReport:
         """Makes what was sent the version's next generation; see :meth:`rebind.serving.refit.Refitter.apply`.
 
-        Goes on when its caller is cancelled. ``keep``: the stage stays open, for the next weights; so it does when
-        the weights are refused, for a correction, and after a dry run.
+        What was not prepared is prepared now. Goes on when its caller is cancelled. ``keep``: the stage stays open, for
+        the next weights; so it does when the weights are refused, for a correction, and after a dry run.
         """
         task = asyncio.ensure_future(self._commit(options, keep=keep))
         task.add_done_callback(_hear)
         return await asyncio.shield(task)
 
     def abort(self) -> None:
-        """Ends the stage, and gives its memory back; Conflict while it is being committed."""
-        self._require_idle()
+        """Ends the stage, and gives its memory back; Conflict while it is being prepared or committed."""
+        if self._busy:
+            self._require_idle()
         self._close()
 
     def end(self) -> None:
@@ -185,107 +174,113 @@ class Stage:
 
     def renew(self) -> None:
         """Its client has called: the lease begins anew."""
-        now_s = time.monotonic()
-        self._leased_until_s = min(now_s + self.options.lease_s, self._ends_at_s)
+        self._leased_until_s = min(time.monotonic() + self.options.lease_s, self._ends_at_s)
         if self._timer is None:
             self._watch()
 
     def to_json(self) -> dict[str, Any]:
         """What its client is told."""
-        version, reception = self._version, self._reception
+        contents, prepared = self._contents, self._prepared
         return {
             "id": self.id,
-            "model_name": version.name,
-            "model_version": str(version.number),
+            "model_name": self._version.name,
+            "model_version": str(self._version.number),
             "mode": self.options.mode.value,
             "shm": self.options.shared_memory,
             "lease_s": self.options.lease_s,
             "expires_in_s": max(0.0, round(self._leased_until_s - time.monotonic(), 3)),
-            "base_digest": self._base.digest if self._base else version.generation.digest,
-            "received_bytes": reception.received_bytes if reception else 0,
-            "received": sorted(reception.received_names) if reception else [],
-            "prepared": self._staged is not None,
-            "digest": self._staged.digest if self._staged else None,
-            "region": self._region_json(),
+            "base_digest": self._base_digest,
+            "received_bytes": contents.received_bytes,
+            "received": sorted(contents.received_names),
+            "prepared": prepared is not None,
+            "digest": prepared.digest if prepared else None,
+            "region": contents.to_json() if isinstance(contents, Shared) else None,
         }
+
+    def _new_contents(self) -> Contents:
+        version, slots = self._version, self._version.graph.slots
+        subject = f"weights sent for '{version.name}'"
+        if self.options.shared_memory:
+            return Shared(self._store, slots, patch=self._patch)
+        # Weights that were paged out can be patched once they are back, which takes longer than a client may wait.
+        if self._in_place or (self._patch and not version.generation.resident):
+            return Spooled(slots, subject, patch=self._patch)
+        base = version.generation.weights if self._patch else None
+        return Received(self._store, slots, base, subject, whole=self._cause == PUSH)
 
     def _begin(self) -> None:
         """The first round, or the next one."""
-        version = self._version
         self._began_s = time.monotonic()
-        self._names = None
-        self._staged = None
+        self._base_digest = self._version.generation.digest
         self._incoming = _nothing
-        self._base = version.generation if self.options.mode is Mode.PATCH else None
-        self._reception = None
-        subject = f"weights sent for '{version.name}'"
-        if self._region is None and self._in_place:
-            self._reception = Spool(version.graph.slots, subject)
-        elif self._region is None:
-            base = self._base.weights if self._base else None
-            self._reception = self._store.receive(version.graph.slots, base, subject=subject)
+        self._prepared = None
 
     async def _commit(self, options: UpdateOptions, *, keep: bool) -> UpdateReport:
         async with self._exclusive(last=self._cause == PUSH):
-            receive_s = time.monotonic() - self._began_s
-            received_bytes = self._reception.received_bytes if self._reception else 0
             change = Change(
                 cause=self._cause,
                 options=options,
                 began_s=self._began_s,
                 stage=lambda: self._turn(options.label),
-                source=self._waiting if self._in_place else None,
-                received_bytes=received_bytes,
-                receive_s=receive_s,
+                source=None if isinstance(self._contents, Received) or not self._in_place else self._contents.source,
+                received_bytes=self._contents.received_bytes,
+                receive_s=time.monotonic() - self._began_s,
             )
-            report = await self._refitter.apply(self._version, change)
+            with self._version.pinned():
+                await self._bring_in_base()
+                report = await self._refitter.apply(self._version, change)
         if not options.dry_run and not self._closed:
             if keep:
-                self._begin()
+                self._next_round()
             else:
                 self._close()
         return report
 
+    def _next_round(self) -> None:
+        if not isinstance(self._contents, Shared):
+            self._contents.close()
+            self._contents = self._new_contents()
+        self._begin()
+
+    async def _bring_in_base(self) -> None:
+        """What serves is needed for a patch, and for slots that need not be sent; it may have been paged out."""
+        if self._patch or keeps_values(self._version.graph):
+            await self._refitter.bring_in(self._version)
+
     async def _turn(self, label: str) -> Staged:
         """What is to be committed, when it is this stage's turn."""
-        serving = self._version.generation
-        if self._base is not None and self._base.digest != serving.digest:
+        serving, prepared = self._version.generation, self._prepared
+        if self._patch and self._base_digest != serving.digest:
             raise Conflict(
-                f"the patch was made for weights with the digest '{self._base.digest}', by now those with "
+                f"the patch was made for weights with the digest '{self._base_digest}', by now those with "
                 f"'{serving.digest}' serve; send it again"
             )
-        if self._staged is None or (not self._staged.bounds and self._staged.digest != serving.digest):
-            await self._prepare()
-        assert self._staged is not None
-        return replace(self._staged, label=label)
+        if prepared is None:
+            prepared = await self._prepare()
+        elif prepared.put.borrowed and prepared.serving_digest != serving.digest:
+            raise Conflict(
+                "other weights serve than when the stage was prepared, and it took some of theirs; prepare it again"
+            )
+        elif not prepared.bounds and prepared.digest != serving.digest:
+            prepared = await self._bound(prepared.put)
+        return replace(prepared, label=label)
 
-    async def _prepare(self) -> None:
-        version = self._version
-        if self._region is not None and self.options.mode is Mode.FULL:
+    async def _prepare(self) -> Staged:
+        version, contents = self._version, self._contents
+        if isinstance(contents, Shared) and not self._patch:
             version.make_room_for_stage()
         target, serving = version.target, version.generation
+        weights = serving.weights if serving.resident else None
 
         def prepare() -> Staged:
-            put = self._stored(target, serving)
+            put = contents.put(self._stager, target, weights)
             return self._stager.bound(target, serving.plan, put, serving.digest)
 
-        self._staged = await self._refitter.staged(prepare)
+        return await self._refitter.staged(prepare)
 
-    def _stored(self, target: Target, serving: Generation) -> PutResult:
-        """What was sent, in the store; on a thread."""
-        base = self._base or serving
-        weights = base.weights if base.resident else None
-        if isinstance(self._reception, Reception):
-            return self._stager.finish(target, self._reception, weights)
-        with self._waiting() as source:
-            return self._stager.put_source(target, source, weights, patch=self.options.mode is Mode.PATCH)
-
-    def _waiting(self) -> WeightsSource:
-        """What was sent, where it waits."""
-        if isinstance(self._reception, Spool):
-            return self._reception.source()
-        assert self._region is not None
-        return self._region.source(self._names)
+    async def _bound(self, put: PutResult) -> Staged:
+        target, serving = self._version.target, self._version.generation
+        return await self._refitter.staged(lambda: self._stager.bound(target, serving.plan, put, serving.digest))
 
     @contextlib.asynccontextmanager
     async def _exclusive(self, *, last: bool = False) -> AsyncIterator[None]:
@@ -301,14 +296,17 @@ class Stage:
                 self._close()
 
     def _require_idle(self) -> None:
+        arriving = self._incoming()
         if self._closed:
             raise Conflict(f"stage {self.id} has ended; open another")
         if self._busy:
             raise Conflict(f"stage {self.id} is being prepared or committed")
+        if arriving is not None and not arriving.complete:
+            raise Conflict(f"a file arrives for stage {self.id}; wait until it is there")
 
     def _watch(self) -> None:
         """Ends the stage when its lease has lapsed; bytes that arrive renew it."""
-        received_bytes = self._reception.received_bytes if self._reception else 0
+        received_bytes = self._contents.received_bytes
         if received_bytes != self._seen_bytes:
             self._seen_bytes = received_bytes
             self._leased_until_s = min(time.monotonic() + self.options.lease_s, self._ends_at_s)
@@ -321,35 +319,10 @@ class Stage:
     def _close(self) -> None:
         self._closed = True
         self._version.stages.pop(self.id, None)
-        self._staged = self._base = None
+        self._prepared = None
         if self._timer is not None:
             self._timer.cancel()
-        if self._region is not None:
-            self._region.close()
-        if self._reception is not None:
-            self._reception.close()
-
-    def _region_json(self) -> dict[str, Any] | None:
-        region = self._region
-        if region is None:
-            return None
-        slots = self._version.graph.slots.slots
-        return {
-            "path": region.path,
-            "inode": region.inode,
-            "nbytes": region.nbytes,
-            "slots": [
-                {
-                    "name": slot.name,
-                    "dtype": slot.dtype,
-                    "shape": slot.shape,
-                    "nbytes": slot.nbytes,
-                    "offset": region.offsets.get(slot.name),
-                    "tied_to": slot.tied_to,
-                }
-                for slot in slots
-            ],
-        }
+        self._contents.close()
 
 
 def _nothing() -> None:

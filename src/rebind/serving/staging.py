@@ -6,17 +6,16 @@ serves.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rebind.repository.manifest import published_label
 from rebind.serving.canary import run_checks
 from rebind.weights.formats import open_weights
+from rebind.weights.in_memory import MemorySource, StoredSource
 from rebind.weights.names import renamed
 from rebind.weights.slots import shown
 from rebind.weights.store import PutResult
-from rebind.weights.stored import StoredSource
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,12 +47,13 @@ class Staged:
     """A weight set that was read, checked and bound, and does not serve yet.
 
     ``bounds`` has a bound plan for each instance, see :class:`rebind.serving.generation.Generation`; none where the
-    same weights serve. ``label``: as published, or "".
+    same weights serve. ``label``: as published, or "". ``serving_digest``: of what served when they were staged.
     """
 
     put: PutResult
     bounds: tuple[BoundPlan, ...]
     label: str = ""
+    serving_digest: str = ""
 
     @property
     def digest(self) -> str:
@@ -87,40 +87,44 @@ class Stager:
         put = PutResult(serving.weights, 0, serving.weights.nbytes, ())
         return self.bound(target, plan, put, label=serving.label)
 
-    def put_source(self, target: Target, source: WeightsSource, base: WeightSet | None, *, patch: bool) -> PutResult:
-        """Tensors that a client has: see :class:`rebind.serving.updates.Mode` for those that it lacks."""
-        renamed_source = renamed(source, target.graph.slots)
-        allow_non_finite = target.config.allow_non_finite_weights
+    def put_sent(self, target: Target, source: WeightsSource, serving: WeightSet | None, *, patch: bool) -> PutResult:
+        """Tensors that a client has sent; what it did not send is as it serves, see :class:`.updates.Mode`."""
         if patch:
-            return self._store.put(target.graph.slots, renamed_source, base=base, allow_non_finite=allow_non_finite)
-        with ExitStack() as stack:
-            fallback = stack.enter_context(_fallback(target, base))
-            return self._store.put(target.graph.slots, renamed_source, fallback, allow_non_finite=allow_non_finite)
+            named, slots = renamed(source, target.graph.slots), target.graph.slots
+            return self._store.put(slots, named, base=serving, allow_non_finite=target.config.allow_non_finite_weights)
+        with _fallback(target, serving) as fallback:
+            return self.put_source(target, source, fallback)
 
-    def examine(self, target: Target, source: WeightsSource, base: WeightSet | None) -> str:
-        """The digest that ``source`` would have; everything is checked and nothing stored."""
-        with ExitStack() as stack:
-            fallback = stack.enter_context(_fallback(target, base))
-            return self._store.examine(
-                target.graph.slots,
-                renamed(source, target.graph.slots),
-                fallback,
-                allow_non_finite=target.config.allow_non_finite_weights,
-            )
-
-    def finish(self, target: Target, reception: Reception, base: WeightSet | None) -> PutResult:
-        """Tensors that a client has sent."""
-        with ExitStack() as stack:
-            fallback = stack.enter_context(_fallback(target, base))
+    def finish(self, target: Target, reception: Reception, serving: WeightSet | None) -> PutResult:
+        """As :meth:`put_sent`, for tensors that are in memory already."""
+        with _fallback(target, serving) as fallback:
             return reception.finish(fallback, allow_non_finite=target.config.allow_non_finite_weights)
+
+    def put_source(self, target: Target, source: WeightsSource, fallback: WeightsSource) -> PutResult:
+        """Tensors for all required slots, with what is optional and absent from ``fallback``."""
+        return self._store.put(
+            target.graph.slots,
+            renamed(source, target.graph.slots),
+            fallback,
+            allow_non_finite=target.config.allow_non_finite_weights,
+        )
+
+    def examine(self, target: Target, source: WeightsSource, fallback: WeightsSource) -> str:
+        """The digest that :meth:`put_source` would find; everything is checked and nothing stored."""
+        return self._store.examine(
+            target.graph.slots,
+            renamed(source, target.graph.slots),
+            fallback,
+            allow_non_finite=target.config.allow_non_finite_weights,
+        )
 
     def bound(self, target: Target, plan: Plan, put: PutResult, serving_digest: str = "", label: str = "") -> Staged:
         """Binds stored weights to ``plan``, and tries them out on the model's ``weights_check``."""
         if put.weights.digest == serving_digest:
-            return Staged(put, (), label)
+            return Staged(put, (), label, serving_digest)
         bounds = self.bind(target, plan, put.weights)
         run_checks(target.model_dir, target.signature, bounds[0])
-        return Staged(put, bounds, label)
+        return Staged(put, bounds, label, serving_digest)
 
     def bind(self, target: Target, plan: Plan, weights: WeightSet) -> tuple[BoundPlan, ...]:
         """What each instance runs: one bound plan for all, or each its own on a copy of the weights."""
@@ -130,14 +134,12 @@ class Stager:
         return (first, *(plan.bind(self._store.copy(weights)) for _ in range(instances - 1)))
 
     def _put_files(self, target: Target, source: VersionSource) -> PutResult:
-        graph, allow_non_finite = target.graph, target.config.allow_non_finite_weights
-        with ExitStack() as stack:
-            embedded = stack.enter_context(graph.embedded_weights())
+        with target.graph.embedded_weights() as embedded:
             if source.weights_file is None:
-                return self._store.put(graph.slots, embedded, allow_non_finite=allow_non_finite)
-            weights = stack.enter_context(open_weights(source.weights_file))
-            weights = renamed(weights, graph.slots)
-            return self._store.put(graph.slots, weights, embedded, allow_non_finite=allow_non_finite)
+                allow_non_finite = target.config.allow_non_finite_weights
+                return self._store.put(target.graph.slots, embedded, allow_non_finite=allow_non_finite)
+            with open_weights(source.weights_file) as weights:
+                return self.put_source(target, weights, embedded)
 
 
 def has_weights(graph: Graph, source: VersionSource) -> bool:
@@ -149,9 +151,28 @@ def has_weights(graph: Graph, source: VersionSource) -> bool:
         return any(name in embedded.tensors for name in required)
 
 
-def _fallback(target: Target, base: WeightSet | None) -> WeightsSource:
+def keeps_values(graph: Graph) -> bool:
+    """Whether there are slots that clients may leave out, and that then keep the values that serve."""
+    return any(slot.used and not slot.required for slot in graph.slots.slots)
+
+
+def kept_values(target: Target, serving: WeightSet | None) -> WeightsSource:
+    """Copies of the values of optional slots, for a refit that has to let ``serving`` go before it is done."""
+    with _fallback(target, serving) as source:
+        optional = {slot.name for slot in target.graph.slots.slots if slot.used and not slot.required}
+        copies = {}
+        for name in optional & source.tensors.keys():
+            buffer = memoryview(bytearray(source.tensors[name].nbytes))
+            source.read_into(name, 0, buffer)
+            copies[name] = (source.tensors[name], buffer)
+        return MemorySource(source.subject, copies)
+
+
+def _fallback(target: Target, serving: WeightSet | None) -> WeightsSource:
     """Where optional slots come from that a client does not send: what serves, else the model file."""
-    return target.graph.embedded_weights() if base is None else StoredSource("the weights that serve", base)
+    if serving is None:
+        return target.graph.embedded_weights()
+    return StoredSource("the weights that serve", serving)
 
 
 def borrowed_note(put: PutResult) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,6 +17,7 @@ from rebind.engines.contract import Tier
 from rebind.errors import InvalidArgument, RebindError, as_rebind_error
 from rebind.serving import reconcile
 from rebind.serving.lifecycle import VersionState
+from rebind.serving.loader import Loaded
 from rebind.serving.models import UNLOADED, VersionRecord
 from rebind.serving.version import ModelVersion
 from rebind.serving.wanted import find_wanted
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from rebind.repository.versions import Layout, VersionSource
     from rebind.serving.compiling import BackgroundCompiler
     from rebind.serving.generation import Generation
-    from rebind.serving.loader import Loaded, Loader
+    from rebind.serving.loader import Loader
     from rebind.serving.models import Model, Models
     from rebind.serving.refit import Refitter
     from rebind.serving.response_cache import ResponseCache
@@ -185,9 +187,7 @@ class Updater:
         }
         if failures:
             self._give_up(model, loads, failures)
-        for outcome in outcomes:
-            if not isinstance(outcome, BaseException | _SamePlan):
-                self._install(model, outcome)
+        await self._install_all(model, [outcome for outcome in outcomes if isinstance(outcome, Loaded)])
         return [outcome for outcome in outcomes if isinstance(outcome, _SamePlan)]
 
     async def _load_one(
@@ -201,6 +201,23 @@ class Updater:
         return await self._refitter.staged(
             lambda: self._loader.load(name, config, load.source, graph, pushed), self._executor
         )
+
+    async def _install_all(self, model: Model, loads: Sequence[Loaded]) -> None:
+        """Lets what was loaded serve; with the weights that were pushed to its predecessors to the very end."""
+        served = [model.versions[loaded.source.number].served for loaded in loads]
+        async with AsyncExitStack() as stack:
+            for version in served:
+                if version is not None:
+                    await stack.enter_async_context(version.refit_lock)
+            current = [await self._with_pushed(loaded, version) for loaded, version in zip(loads, served, strict=True)]
+            for loaded in current:
+                self._install(model, loaded)
+
+    async def _with_pushed(self, loaded: Loaded, served: ModelVersion | None) -> Loaded:
+        pushed = _pushed(served, loaded.source)
+        if pushed is None or (loaded.staged is not None and loaded.staged.digest == pushed.digest):
+            return loaded
+        return await self._refitter.staged(lambda: self._loader.with_weights(loaded, pushed))
 
     def _install(self, model: Model, loaded: Loaded) -> None:
         record = model.versions[loaded.source.number]

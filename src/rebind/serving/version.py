@@ -40,7 +40,10 @@ HISTORY_LENGTH = 256
 
 
 _DEFAULT_KEPT = 1
-"""Previous weight sets that are kept where the configuration does not say: for a while, and till a stage needs room."""
+"""Previous weight sets that are kept where the configuration does not say."""
+MOST_KEPT_BYTES = 64 << 20
+"""Larger ones are kept till the next stage, which gets their memory, or for a while: a version that nobody has told to
+keep weights takes twice their memory while they change, and once when they do not."""
 
 
 class ModelVersion:
@@ -256,14 +259,18 @@ class ModelVersion:
         self.retained = tuple(each for each in self.retained if each is not generation)
 
     def make_room_for_stage(self) -> None:
-        """The memory of the weights that served before is the next stage's, unless the configuration keeps them."""
-        if self.config.keep_generations is None:
+        """The memory of the weights that served before is the next stage's, if they are large and need not be kept."""
+        if self._gives_way:
             self.retained = ()
 
     def drop_idle(self, idle_s: float) -> None:
-        """Keeps weights that served before for ``idle_s`` after their end, unless the configuration says how many."""
-        if self.config.keep_generations is None and time.monotonic() - self._committed_s >= idle_s:
+        """The same, when nothing was committed for ``idle_s``."""
+        if self._gives_way and time.monotonic() - self._committed_s >= idle_s:
             self.retained = ()
+
+    @property
+    def _gives_way(self) -> bool:
+        return self.config.keep_generations is None and self.graph.slots.nbytes > MOST_KEPT_BYTES
 
     def take(self) -> None:
         """Lets the weights go, and all that were retained; requests that start wait for the commit."""
