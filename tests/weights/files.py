@@ -90,7 +90,7 @@ def refusal_of(path: Path, content: bytes | None = None) -> str:
     before = descriptors()
     with pytest.raises(WeightsRefused) as refused:
         open_weights(path)
-    assert descriptors() == before
+    assert descriptors() <= before  # the garbage collector may close others meanwhile
     assert str(path) in str(refused.value)
     return str(refused.value)
 

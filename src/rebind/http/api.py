@@ -55,7 +55,7 @@ class Api:
     def body_limit(self, target: Target) -> int | None:
         """How many bytes of body the request may have: only tensors after the JSON may go beyond ``input_bytes``.
 
-        None is what fits into the sink.
+        None: as many as the sink takes.
         """
         if isinstance(target.handler, Streamed):
             return None
@@ -75,7 +75,7 @@ class Api:
         raise json_too_large(length, self._limits)
 
     def open(self, target: Target) -> Sink:
-        """Where the body of a request goes. May raise as handlers may: the body is not wanted then."""
+        """The sink that the body of a request goes into. May raise as handlers may; then the body is not wanted."""
         if not isinstance(target.handler, Streamed):
             return Memory(target.head.content_length, target.json_bytes, functools.partial(self.answer, target))
         if target.head.headers.get("content-encoding", "identity").lower() != "identity":

@@ -1,4 +1,4 @@
-"""Bodies as they arrive: what of the stream is content, and its way into a sink, in large stretches without a copy."""
+"""Bodies as they arrive: which bytes of the stream are content, and their way into a sink, without a copy if many."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _READ_BYTES = 1024 * 1024
 
 
 class Body(ABC):
-    """The content of one body on its way into ``sink``; what is common to both framings.
+    """One body on its way into ``sink``; what bodies of known length and chunked ones have in common.
 
-    ``stretch``: how many of the next bytes are content for certain. A sink that fails is abandoned, and what follows
-    is dropped: the connection stays in step with its client, which is told when it has sent everything.
+    ``stretch``: so many of the next bytes are certainly content. When the sink fails it is abandoned, and the rest of
+    the body is read and dropped, so that the client gets the reply on a connection that can go on.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -44,7 +44,7 @@ class Body(ABC):
         return room[: min(self.stretch, _READ_BYTES)]
 
     def received(self, count: int) -> None:
-        """Notes that the first ``count`` bytes of ``buffer()`` were written."""
+        """Tells the sink that the first ``count`` bytes of ``buffer()`` were written."""
         self.stretch -= count
         try:
             self.sink.received(count)
@@ -52,7 +52,7 @@ class Body(ABC):
             self._drop(error)
 
     def _pour(self, data: memoryview) -> int:
-        """Copies what of ``data`` belongs to the stretch; returns how many bytes that is."""
+        """Copies the part of ``data`` that belongs to the stretch; returns its length."""
         size = min(len(data), self.stretch)
         at = 0
         while at < size:
@@ -64,7 +64,7 @@ class Body(ABC):
         return size
 
     def _drop(self, error: Exception) -> None:
-        # Not the error itself: through its traceback it would keep what the sink gives up.
+        # The reply instead of the error, whose traceback would keep the memory that the sink gives up.
         self.sink.abandon()
         self.sink = Discard(error_reply(error))
 
@@ -85,7 +85,7 @@ class SizedBody(Body):
 class DirectReceiver(asyncio.BufferedProtocol):
     """Stands in for a connection during a large stretch of a body, and reads the socket straight into its sink.
 
-    It knows no body itself: uvloop keeps it alive for as long as the connection.
+    It holds no body of its own: uvloop keeps it alive as long as the connection, and so would keep the body.
     """
 
     def __init__(self, connection: Connection) -> None:

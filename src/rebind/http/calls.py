@@ -20,10 +20,10 @@ Handler = Callable[["Call"], Outcome]
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """A handler that does not wait for the body.
+    """A handler that is called before the body arrives.
 
-    ``open`` is called when the head is there, with an empty body, and says where the body goes; it may raise as
-    handlers may. The sink answers in the end. No limit on the size of bodies applies: the sink has its own.
+    ``open`` gets the call with an empty body, and returns the sink that the body goes into and that answers in the end;
+    it may raise as handlers may. The server's limits on bodies do not apply: the sink has to have its own.
     """
 
     open: Callable[[Call], Sink]

@@ -28,7 +28,7 @@ class _Next(enum.Enum):
 
 
 class ChunkedBody(Body):
-    """A body in chunks, at most ``max_bytes`` of it; None leaves it to the sink how much that is.
+    """A body in chunks, at most ``max_bytes`` of it; None: as much as the sink takes.
 
     Trailers are read to their end and dropped.
     """

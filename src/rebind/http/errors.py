@@ -43,7 +43,7 @@ _STATUS_OF_CLASS: Mapping[type[RebindError], int] = {
 
 
 def status_of(error: RebindError) -> int:
-    """By the class where HTTP has a status for what Triton's codes do not tell apart, else by the code."""
+    """The status of an error: of its class if that has one of its own, else of its code."""
     for kind in type(error).__mro__:
         if kind in _STATUS_OF_CLASS:
             return _STATUS_OF_CLASS[kind]

@@ -1,4 +1,4 @@
-"""Where the content of a request's body goes: memory of its own, or nowhere; a stage of weights is another one."""
+"""Where the content of a request's body goes: into memory, or nowhere; for weights see `http/uploads.py`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _SCRATCH = memoryview(bytearray(256 * 1024))
 class Sink(Protocol):
     """Takes the content of one body, and answers the request.
 
-    After a method has raised, which becomes the reply when the rest of the body has been read, only ``abandon`` is
-    called. It is called exactly once unless ``finish`` is.
+    When a method raises, only ``abandon`` is called after it; the error is the reply once the rest of the body has been
+    read. Either ``finish`` or ``abandon`` is called, once.
     """
 
     def buffer(self) -> memoryview:
@@ -41,8 +41,8 @@ class Sink(Protocol):
 class Memory:
     """Collects a body, and gives it to ``answer``.
 
-    The memory is fresh, may be written to, and lies so that what follows its first ``json_bytes`` is aligned. There is
-    room for ``capacity`` bytes at first.
+    The memory is new for each body, may be written to, and is placed so that what follows its first ``json_bytes`` is
+    aligned to 64 bytes. It has room for ``capacity`` bytes at first, and grows.
     """
 
     def __init__(self, capacity: int, json_bytes: int, answer: Callable[[memoryview], Outcome]) -> None:
@@ -60,7 +60,7 @@ class Memory:
         return self._room[self._filled :]
 
     def received(self, count: int) -> None:
-        """Notes that bytes were written."""
+        """Counts the bytes that were written."""
         self._filled += count
 
     def finish(self) -> Outcome:
@@ -68,7 +68,7 @@ class Memory:
         return self._answer(self._room[: self._filled])
 
     def abandon(self) -> None:
-        """The memory goes with the object."""
+        """Does nothing: the memory is freed with the object."""
 
     def _allocate(self, nbytes: int) -> memoryview:
         # np.empty touches no page: memory is taken as bytes arrive, not as a client announces them.
@@ -88,11 +88,11 @@ class Discard:
         return _SCRATCH
 
     def received(self, count: int) -> None:
-        """Nothing is kept of them."""
+        """Does nothing."""
 
     def finish(self) -> Outcome:
         """The refusal."""
         return self._refusal
 
     def abandon(self) -> None:
-        """There is nothing to give up."""
+        """Does nothing."""

@@ -80,13 +80,6 @@ def mapping(value: Any, field: str) -> dict[str, Any]:
     return value
 
 
-def number(value: Any, field: str) -> float:
-    """``value``, which must be a number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _mismatch(field, "number")
-    return value
-
-
 def document(body: memoryview) -> dict[str, Any]:
     """The JSON object of a request's body, which may be left out."""
     return mapping(parse(body), "request") if body.nbytes else {}

@@ -7,15 +7,15 @@ import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from rebind.errors import Internal, InvalidArgument
-from rebind.http import query, triton_json
+from rebind.errors import InvalidArgument
+from rebind.http import arguments
 from rebind.http.reply import Pending, Reply, json_reply
 from rebind.http.uploads import Upload
 from rebind.serving.updates import Mode, StageOptions, UpdateOptions
 from rebind.weights.writing import safetensors_head
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Coroutine
 
     from rebind.http.calls import Call
     from rebind.http.reply import Outcome
@@ -25,12 +25,11 @@ if TYPE_CHECKING:
 
 _WAIT_S = 30.0
 _ENTITY_TAG = re.compile(r'"([!#-~]+)"')
-_MODES = {mode.value: mode for mode in Mode}
 
 
 def show(call: Call) -> Outcome:
-    """The weights that serve. Their digest is the entity tag, so a client that knows them is told so without a body."""
-    report = call.api.plane.weights(*call.model_version, **_query(call, slots=query.switch))
+    """The weights that serve. Their digest is the ETag: a client that has it already gets 304 and no body."""
+    report = call.api.plane.weights(*call.model_version, **_query(call, slots=arguments.switch))
     known = call.target.head.headers.get("if-none-match", "")
     if report.digest and (known.strip() == "*" or f'"{report.digest}"' in known):
         return Reply(304, _entity_tag(report))
@@ -38,18 +37,22 @@ def show(call: Call) -> Outcome:
 
 
 def download(call: Call) -> Outcome:
-    """The weights that serve as a safetensors file, sent from where they lie; what is sent is not freed before."""
+    """The weights that serve, as a safetensors file; sent from where they lie, which is not freed before the end."""
     _query(call)
-    generation, stored = call.api.plane.weights_file(*call.model_version)
-    head, order = safetensors_head(stored.tensors)
-    headers = f'Content-Type: application/octet-stream\r\nETag: "{generation.digest}"\r\n'
-    headers += f"X-Weights-Generation: {generation.number}\r\n"
-    return Reply(200, headers.encode(), (head, *(stored.views[name] for name in order)))
+
+    async def answer() -> Reply:
+        generation, stored = await call.api.plane.weights_file(*call.model_version)
+        head, order = safetensors_head(stored.tensors)
+        headers = f'Content-Type: application/octet-stream\r\nETag: "{generation.digest}"\r\n'
+        headers += f"X-Weights-Generation: {generation.number}\r\n"
+        return Reply(200, headers.encode(), (head, *(stored.views[name] for name in order)))
+
+    return call.api.run(answer())
 
 
 def push(call: Call) -> Upload:
     """A safetensors file, staged and committed in one call."""
-    asked = _query(call, mode=_mode, label=query.text, dry_run=query.switch, persist=query.switch)
+    asked = _query(call, mode=_mode, label=arguments.text, dry_run=arguments.switch, persist=arguments.switch)
     mode = asked.pop("mode", Mode.FULL)
     options = UpdateOptions(**asked, if_match=_if_match(call))
     stage = call.api.plane.open_push(*call.model_version, mode, options)
@@ -70,15 +73,9 @@ def list_stages(call: Call) -> Outcome:
 
 
 def open_stage(call: Call) -> Outcome:
-    """A stage, which is filled by calls of its own or through shared memory. Its path names the version it is for."""
+    """Opens a stage, to be filled by PUT or through shared memory. Its Location names the version that it is for."""
     _query(call)
-    asked = _members(
-        call,
-        shm=triton_json.boolean,
-        mode=_mode_member,
-        lease_s=triton_json.number,
-        time_limit_s=triton_json.number,
-    )
+    asked = _body(call, shm=arguments.boolean, mode=_mode, lease_s=arguments.number, time_limit_s=arguments.number)
     options = StageOptions(shared_memory=asked.pop("shm", False), **asked)
     document = call.api.plane.open_stage(*call.model_version, options).to_json()
     model = quote(document["model_name"], safe="")
@@ -87,22 +84,22 @@ def open_stage(call: Call) -> Outcome:
 
 
 def show_stage(call: Call) -> Outcome:
-    """One stage; who asks for it keeps it open."""
+    """One stage; asking for it renews its lease."""
     _query(call)
     return json_reply(_stage(call).to_json())
 
 
 def put(call: Call) -> Upload:
-    """A safetensors file for a stage, which stays open whatever becomes of it: tensors that are whole are kept."""
+    """A safetensors file for a stage. If it breaks off, the stage stays open and keeps the tensors that are whole."""
     _query(call)
     stage = _stage(call)
     return Upload(stage.incoming(), lambda: json_reply(stage.to_json()), _nothing)
 
 
 def prepare_stage(call: Call) -> Outcome:
-    """Everything up to the commit; afterwards that takes no time."""
+    """Does everything but the commit, which then takes no time."""
     _query(call)
-    names = _members(call, names=_names).get("names")
+    names = _body(call, names=arguments.strings).get("names")
     stage = _stage(call)
 
     async def answer() -> Reply:
@@ -114,8 +111,10 @@ def prepare_stage(call: Call) -> Outcome:
 
 def commit_stage(call: Call) -> Outcome:
     """Makes what was staged serve."""
-    asked = _query(call, label=query.text, dry_run=query.switch, persist=query.switch, keep=query.switch)
-    _members(call)
+    asked = _query(
+        call, label=arguments.text, dry_run=arguments.switch, persist=arguments.switch, keep=arguments.switch
+    )
+    _body(call)
     keep = asked.pop("keep", False)
     return _update(call, _stage(call).commit(UpdateOptions(**asked, if_match=_if_match(call)), keep=keep))
 
@@ -129,14 +128,14 @@ def abort_stage(call: Call) -> Outcome:
 
 def rollback(call: Call) -> Outcome:
     """Back to the weights before, as a new generation."""
-    options = UpdateOptions(**_query(call, label=query.text), if_match=_if_match(call))
-    _members(call)
+    options = UpdateOptions(**_query(call, label=arguments.text), if_match=_if_match(call))
+    _body(call)
     return _update(call, call.api.plane.rollback(*call.model_version, options))
 
 
 def wait(call: Call) -> Outcome:
     """The weights, as soon as those of a generation or later ones serve; a client that goes away stops waiting."""
-    asked = _query(call, generation=query.whole_number, timeout_s=query.seconds)
+    asked = _query(call, generation=arguments.whole_number, timeout_s=arguments.seconds)
     if "generation" not in asked:
         raise InvalidArgument("query parameter 'generation' is missing: which generation to wait for")
     waiting = call.api.plane.wait_weights(*call.model_version, asked["generation"], asked.get("timeout_s", _WAIT_S))
@@ -144,7 +143,7 @@ def wait(call: Call) -> Outcome:
 
 
 def _nothing() -> None:
-    """A stage forgets a file that nobody goes on with."""
+    """A stage drops a file by itself when nobody refers to it any more."""
 
 
 def _stage(call: Call) -> Stage:
@@ -181,35 +180,16 @@ def _if_match(call: Call) -> str:
     return match[1]
 
 
-def _query(call: Call, **readers: query.Reader) -> dict[str, Any]:
-    return query.parse_query(call.target.head.query, readers)
+def _query(call: Call, **readers: arguments.Reader) -> dict[str, Any]:
+    return arguments.from_query(call.target.head.query, readers)
 
 
-def _mode(text: str) -> Mode:
-    if text not in _MODES:
-        raise ValueError(" or ".join(_MODES))
-    return _MODES[text]
+def _body(call: Call, **readers: arguments.Reader) -> dict[str, Any]:
+    return arguments.from_body(call.body, readers)
 
 
-def _members(call: Call, **readers: Callable[[Any, str], Any]) -> dict[str, Any]:
-    """The members of the JSON body, which may be left out. Not a call of Triton's: what is wrong is the client's."""
+def _mode(value: Any) -> Mode:
     try:
-        document = triton_json.document(call.body)
-        unknown = [name for name in document if name not in readers]
-        if unknown:
-            allowed = ", ".join(readers) or "none"
-            raise InvalidArgument(f"unknown member '{unknown[0]:.80}' of the JSON; this call takes: {allowed}")
-        return {name: readers[name](value, name) for name, value in document.items()}
-    except Internal as error:
-        raise InvalidArgument(str(error)) from error
-
-
-def _mode_member(value: Any, field: str) -> Mode:
-    try:
-        return _mode(triton_json.string(value, field))
-    except ValueError as error:
-        raise InvalidArgument(f"'{field}' must be {error}, got '{value:.80}'") from error
-
-
-def _names(value: Any, field: str) -> list[str]:
-    return [triton_json.string(name, field) for name in triton_json.array(value, field)]
+        return Mode(value)
+    except ValueError:
+        raise ValueError(" or ".join(mode.value for mode in Mode)) from None

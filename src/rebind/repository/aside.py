@@ -1,4 +1,4 @@
-"""Files that are written aside, in a directory that no scan looks into, and made durable before they are moved."""
+"""Files written aside, in a directory that no scan looks into, and made durable before they are moved into place."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from rebind.repository.manifest import Content
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from io import FileIO
     from pathlib import Path
 
 _ASIDE_PREFIX = ".publish-"
 _LOCK_FILE = ".publish.lock"
 _ABANDONED_S = 24 * 3600.0
-"""What lies aside and was not written to for a day belongs to a publication that was killed."""
+"""What lies aside and has not been written to for a day was left by a publication that was killed."""
 _CHUNK_BYTES = 4 << 20
 _FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
 CHANGED = Fault("", "changed while it was being copied", "publish it when its writer is done")
@@ -53,7 +54,7 @@ def _sweep(parent: Path) -> None:
 
 @contextlib.contextmanager
 def locked(model_dir: Path) -> Iterator[None]:
-    """One publication at a time moves files in a model's directory."""
+    """Holds the lock of a model's directory: one publication at a time moves files in it."""
     lock = os.open(model_dir / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -69,27 +70,25 @@ def copy_durably(source: Path, target: Path, count: Callable[[int], None]) -> Co
     file that is written to meanwhile.
     """
     digest = blake3()
-    buffer = memoryview(bytearray(_CHUNK_BYTES))
     with source.open("rb", buffering=0) as reader, target.open("xb") as writer:
         before = os.fstat(reader.fileno())
-        while size := reader.readinto(buffer):
-            digest.update(buffer[:size])
-            writer.write(buffer[:size])
-            count(size)
+        for chunk in _chunks(reader):
+            digest.update(chunk)
+            writer.write(chunk)
+            count(len(chunk))
         after = os.fstat(reader.fileno())
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise WeightsRefused(str(source), [CHANGED])
         return _finish(writer, digest.hexdigest())
 
 
-def settle(path: Path) -> Content:
-    """Makes a file that somebody wrote durable, and says what it is."""
+def make_durable(path: Path) -> Content:
+    """Makes a file that somebody else wrote durable, and says what it is."""
     digest = blake3()
-    buffer = memoryview(bytearray(_CHUNK_BYTES))
     with path.open("rb", buffering=0) as file:
         os.fsync(file.fileno())
-        while size := file.readinto(buffer):
-            digest.update(buffer[:size])
+        for chunk in _chunks(file):
+            digest.update(chunk)
         return _content(file.fileno(), digest.hexdigest())
 
 
@@ -111,7 +110,7 @@ def sync(directory: Path) -> None:
 
 @contextlib.contextmanager
 def storage_errors(directory: Path, needed: int | None) -> Iterator[None]:
-    """What the disk says, as :class:`StorageFailed`; ``needed`` are the bytes to be published, if that is known."""
+    """Turns errors of the disk into :class:`StorageFailed`; ``needed``: how many bytes are published, if known."""
     try:
         yield
     except OSError as error:
@@ -121,6 +120,13 @@ def storage_errors(directory: Path, needed: int | None) -> Iterator[None]:
             text = f"{directory} is full: {needs}{free} are free; make room and publish again"
             raise StorageFailed(text) from error
         raise StorageFailed(f"cannot publish into {directory}: {error}") from error
+
+
+def _chunks(file: FileIO) -> Iterator[memoryview]:
+    """The bytes of a file; each chunk is overwritten by the next."""
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    while size := file.readinto(buffer):
+        yield buffer[:size]
 
 
 def _finish(writer: BinaryIO, digest: str) -> Content:

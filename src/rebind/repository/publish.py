@@ -36,7 +36,7 @@ from rebind.repository.aside import (
     copy_durably,
     directory_aside,
     locked,
-    settle,
+    make_durable,
     storage_errors,
     sync,
     write_durably,
@@ -95,8 +95,8 @@ def publish(
     sources = _sources(weights_file)
     needed = sum(source.stat().st_size for source in sources)
     count = _counter(needed, report)
-    make = _Make(str(weights_file), suffix, needed, lambda target: _copy_all(sources, target, count))
-    return _publish(make, model_dir, version, label, layout)
+    payload = _Payload(str(weights_file), suffix, needed, lambda target: _copy_all(sources, target, count))
+    return _publish(payload, model_dir, version, label, layout)
 
 
 def publish_written(
@@ -109,17 +109,16 @@ def publish_written(
 ) -> Path:
     """As :func:`publish`, for weights that are in no file yet: ``write(path)`` writes them.
 
-    ``path`` ends with ``suffix``, see :func:`suffix_in`; the shards of an index go beside it. It lies in an empty
-    directory, and nothing of it is seen before the return, when all of it is durable. What ``write`` raises is passed
-    on, and leaves nothing behind.
+    ``path`` ends with ``suffix``, see :func:`suffix_in`, and lies in an empty directory, where shards go as well.
+    When ``write`` raises, the error is passed on and the repository is as it was.
     """
     _check_label(label)
 
     def written(target: Path) -> dict[str, Content]:
         write(target)
-        return {path.name: settle(path) for path in target.parent.iterdir()}
+        return {path.name: make_durable(path) for path in target.parent.iterdir()}
 
-    return _publish(_Make("the written file", suffix, None, written), model_dir, version, label, layout)
+    return _publish(_Payload("the written file", suffix, None, written), model_dir, version, label, layout)
 
 
 def suffix_in(model_dir: Path, version: int | None = None, layout: Layout = USUAL_LAYOUT) -> str:
@@ -137,26 +136,26 @@ def suffix_in(model_dir: Path, version: int | None = None, layout: Layout = USUA
 
 
 @dataclass(frozen=True, slots=True)
-class _Make:
-    """How weights come into being aside.
+class _Payload:
+    """Weights to be published.
 
-    ``fill(path)`` makes the file ``path``, beside it the shards if it is an index, and returns by name what they are;
-    all are durable then. ``subject`` is what messages call them; they take ``nbytes``, if that is known.
+    ``write(path)`` makes the file ``path``, and its shards beside it if it is an index, all durable; it returns by name
+    what they are. ``subject`` is what messages call the weights; ``nbytes`` is their size, if it is known.
     """
 
     subject: str
     suffix: str
     nbytes: int | None
-    fill: Callable[[Path], Mapping[str, Content]]
+    write: Callable[[Path], Mapping[str, Content]]
 
 
-def _publish(make: _Make, model_dir: Path, version: int | None, label: str | None, layout: Layout) -> Path:
+def _publish(payload: _Payload, model_dir: Path, version: int | None, label: str | None, layout: Layout) -> Path:
     model = list_model(model_dir)
     number = _next_version(model) if version is None else version
-    name = _target_name(make, model, number, layout)
+    name = _target_name(payload, model, number, layout)
     home = model.versions[number].path if number in model.versions else None
-    with storage_errors(model_dir, make.nbytes), directory_aside(home or model_dir) as aside:
-        manifest = _stage(make, aside / name, label)
+    with storage_errors(model_dir, payload.nbytes), directory_aside(home or model_dir) as aside:
+        manifest = _write_aside(payload, aside / name, label)
         with locked(model_dir):
             if home is not None:
                 return _replace(home / name, aside, manifest)
@@ -188,24 +187,22 @@ def _next_version(model: ModelDirectory) -> int:
     return max(model.versions, default=0) + 1
 
 
-def _target_name(make: _Make, model: ModelDirectory, number: int, layout: Layout) -> str:
+def _target_name(payload: _Payload, model: ModelDirectory, number: int, layout: Layout) -> str:
     """What the file has to be called in version ``number``, where it must be the only candidate afterwards."""
     if not 0 <= number <= LARGEST_VERSION:
         raise InvalidArgument(f"version {number} is not between 0 and {LARGEST_VERSION}")
     _, plan_file = nearest_plan(model, number, layout)
     names = layout.weights_names(plan_file.name)
-    name = next((name for name in names if weights_suffix(name) == make.suffix), None)
+    name = next((name for name in names if weights_suffix(name) == payload.suffix), None)
     if name is None:
-        raise InvalidArgument(f"{make.subject} {_no_name(layout)}")
+        raise InvalidArgument(f"{payload.subject} {_no_name(layout)}")
     there = model.versions[number].files if number in model.versions else frozenset()
     rivals = [rival for rival in names if rival in there and rival != name]
     if rivals:
         problem = f"holds weights {', '.join(rivals)}, which would compete with {name}"
-        raise RepositoryInvalid(str(model.versions[number].path), [Fault("", problem, _ANOTHER_FORM)])
+        remedy = "make it the same form with `rebind convert`, add a version, or remove the old file"
+        raise RepositoryInvalid(str(model.versions[number].path), [Fault("", problem, remedy)])
     return name
-
-
-_ANOTHER_FORM = "make it the same form with `rebind convert`, add a version, or remove the old file"
 
 
 def _no_name(layout: Layout) -> str:
@@ -215,11 +212,11 @@ def _no_name(layout: Layout) -> str:
     return "ends as a model file does; call it .pth, or name it in the parameter WEIGHTS_FILENAME of config.pbtxt"
 
 
-def _stage(make: _Make, target: Path, label: str | None) -> Manifest:
-    """Makes everything beside ``target``, which is in the directory aside; shards get names that hold their digest."""
+def _write_aside(payload: _Payload, target: Path, label: str | None) -> Manifest:
+    """Writes the file ``target`` and its shards, in the directory aside; shards get names that hold their digest."""
     made = target.parent / "made" / target.name
     made.parent.mkdir()
-    contents = dict(make.fill(made))
+    contents = dict(payload.write(made))
     content = contents.pop(target.name)
     stem = target.name.removesuffix(INDEX_SUFFIX)
     renamed = {
@@ -229,7 +226,7 @@ def _stage(make: _Make, target: Path, label: str | None) -> Manifest:
     for name, new_name in renamed.items():
         made.with_name(name).rename(target.with_name(new_name))
     if renamed:
-        content = write_durably(_renamed_index(make.subject, made, renamed), target)
+        content = write_durably(_renamed_index(payload.subject, made, renamed), target)
         made.unlink()
     else:
         made.rename(target)

@@ -1,4 +1,4 @@
-"""Making weight sets in memory: what live ones have is shared, what has arrived stays in place, the rest is copied."""
+"""Making weight sets: tensors that live sets have are shared, those that arrived stay in place, others are copied."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 
 from rebind.weights.layout import Allowance, padded, partition, place
 from rebind.weights.live import LiveTensors
+from rebind.weights.progress import Progress
 from rebind.weights.reading import find_equal, read_head, read_tensors
 from rebind.weights.weight_set import StoredTensor, WeightSet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from rebind.weights.fillings import Filling
+    from rebind.weights.progress import Report
     from rebind.weights.segment import Segment, SegmentPool
     from rebind.weights.slots import SlotTable
     from rebind.weights.source import WeightsSource
     from rebind.weights.weight_set import Room
-
-    Report = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class Assembler:
 
     @contextmanager
     def turn(self, slots: SlotTable) -> Iterator[None]:
-        """Sets for equal slot tables are made one after another, so that the later finds what it can share.
+        """One at a time makes a set for these slots, so that the next one finds what it can share.
 
-        An error leaves with the frames behind it emptied: whoever keeps it would keep half-filled memory.
+        Empties the frames of an error that passes through: who keeps the error does not keep half-filled memory.
         """
         with self._lock:
             turn = self._turns.setdefault(slots.digest, threading.Lock())
@@ -76,10 +76,10 @@ class Assembler:
     def gather(self, fillings: Sequence[Filling], report: Report | None = None) -> Gathered:
         """Brings all of a set's tensors together in memory; ``report(done, total)`` is called with bytes.
 
-        Those that are equal to live ones are shared, and those that have arrived stay where they lie, as far as that
-        keeps little else alive (:class:`rebind.weights.layout.Allowance`); all others are copied.
+        Those that are equal to live ones are shared, and those that have arrived stay where they lie, unless that would
+        keep too much other memory alive (:class:`rebind.weights.layout.Allowance`); all others are copied.
         """
-        progress = _Progress(fillings, report)
+        progress = Progress(sum(filling.info.nbytes for filling in fillings), report)
         allowance = Allowance()
         shared = _worth_keeping(allowance, self._find_live(fillings))
         shared_bytes = sum(tensor.info.nbytes for tensor in shared.values())
@@ -162,7 +162,7 @@ class Assembler:
         read = find_equal([(fillings[index].origin, alike[index]) for index in unread])
         return found | {index: tensor for index, tensor in zip(unread, read, strict=True) if tensor is not None}
 
-    def _copy(self, fillings: Sequence[Filling], skip: Collection[int], progress: _Progress) -> dict[int, StoredTensor]:
+    def _copy(self, fillings: Sequence[Filling], skip: Collection[int], progress: Progress) -> dict[int, StoredTensor]:
         """By position, all fillings but those to skip, copied into segments of the pool."""
         room = self.reserve([filling.info.nbytes for filling in fillings], skip)
         stored: dict[int, StoredTensor] = {}
@@ -174,29 +174,15 @@ class Assembler:
         with closing(read_tensors([(fillings[index].origin, room[index][1]) for index in unread])) as contents:
             for index, content in zip(unread, contents, strict=True):
                 info, (segment, view) = fillings[index].info, room[index]
-                stored[index] = StoredTensor(info, content.digest, content.non_finite, segment, view)
+                stored[index] = StoredTensor(info, content, segment, view)
                 progress.advance(info.nbytes)
         return stored
 
 
 def _worth_keeping(allowance: Allowance, tensors: Mapping[int, StoredTensor]) -> dict[int, StoredTensor]:
-    """Those of the tensors that a set takes where they lie."""
+    """Those of the tensors that the set may use where they lie."""
     kept: dict[Segment, int] = defaultdict(int)
     for tensor in set(tensors.values()):
         kept[tensor.segment] += padded(tensor.info.nbytes)
     worth = allowance.worth_keeping(kept)
     return {index: tensor for index, tensor in tensors.items() if tensor.segment in worth}
-
-
-class _Progress:
-    """Tells ``report`` how many of all bytes are done."""
-
-    def __init__(self, fillings: Sequence[Filling], report: Report | None) -> None:
-        self._total = sum(filling.info.nbytes for filling in fillings)
-        self._report = report
-        self._done = 0
-
-    def advance(self, nbytes: int) -> None:
-        self._done += nbytes
-        if self._report is not None:
-            self._report(self._done, self._total)

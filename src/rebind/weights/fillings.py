@@ -10,19 +10,12 @@ from rebind.weights.reading import Origin, same_tensor
 from rebind.weights.slots import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from typing import Protocol
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from rebind.weights.reading import Content
     from rebind.weights.slots import Slot, SlotTable, TensorInfo
     from rebind.weights.source import WeightsSource
     from rebind.weights.weight_set import StoredTensor, WeightSet
-
-    class HasContent(Protocol):
-        """What is known of a tensor's values."""
-
-        @property
-        def non_finite(self) -> int: ...
-
 
 _IF_MEANT = "if they are meant, set the model's parameter ALLOW_NON_FINITE_WEIGHTS to true"
 
@@ -31,8 +24,8 @@ _IF_MEANT = "if they are meant, set the model's parameter ALLOW_NON_FINITE_WEIGH
 class Filling:
     """A distinct tensor that a set needs: the slots that it fills, and where it is.
 
-    Either ``live``, in a set that this one is a patch of; or at ``origins``, of which tied slots may have several;
-    ``arrived`` if that is memory of the store already, which no other set has.
+    Either ``live``: a tensor of the set that this one is a patch of. Or ``origins``: where it can be read, once for
+    each of the tied slots that its source has. ``arrived``: the same tensor, where it is in the store's memory already.
     """
 
     slots: tuple[Slot, ...]
@@ -43,7 +36,7 @@ class Filling:
 
     @property
     def origin(self) -> Origin:
-        """The first of them."""
+        """The first of :attr:`origins`."""
         return self.origins[0]
 
 
@@ -56,8 +49,8 @@ def fillings(
 ) -> Iterator[Filling]:
     """One for each used tensor of the table: from ``source``, else from ``base``, else from ``fallback``.
 
-    Those that none has are left out, see :func:`rebind.weights.slots.check`. ``arrived``: tensors of ``source`` that
-    lie in memory of the store.
+    Tensors that none of them has are left out: :func:`rebind.weights.slots.check` refuses those. ``arrived``: all
+    tensors of ``source``, if they are in the store's memory already.
     """
     for group in slots.used_tensors:
         info = slots.infos[group[0].name]
@@ -81,24 +74,24 @@ def unequal_ties(fillings: Sequence[Filling]) -> list[Fault]:
 
 
 def non_finite(
-    fillings: Sequence[Filling],
-    contents: Mapping[int, HasContent],
-    source: WeightsSource,
-    fallback: WeightsSource | None,
+    contents: Iterable[tuple[Filling, Content]], source: WeightsSource, fallback: WeightsSource | None
 ) -> list[Fault]:
-    """A fault for each tensor that has NaN or infinite values where no graph's own tensor has them.
+    """A fault for each tensor that has NaN or infinite values, unless they are the graph's own.
 
-    ``contents`` tells of the fillings by position. What a live set has was decided when it came in.
+    Tensors of live sets are passed over: they were checked when they came in.
     """
     return [
-        Fault(shown(filling.origin.name), f"{contents[index].non_finite} of its values are NaN or infinite", _IF_MEANT)
-        for index, filling in enumerate(fillings)
-        if filling.live is None and contents[index].non_finite and not _is_the_graphs_own(filling, source, fallback)
+        Fault(shown(filling.origin.name), f"{content.non_finite} of its values are NaN or infinite", _IF_MEANT)
+        for filling, content in contents
+        if filling.live is None and content.non_finite and not _is_the_graphs_own(filling, source, fallback)
     ]
 
 
 def _is_the_graphs_own(filling: Filling, source: WeightsSource, fallback: WeightsSource | None) -> bool:
-    """What a graph brings itself may be infinite, as a causal mask is; weights files may repeat it, not replace it."""
+    """Whether the tensor's values are those of the model file, which may be infinite, as those of a causal mask are.
+
+    A weights file may repeat such values, but not bring others.
+    """
     if any(slot.required for slot in filling.slots):
         return False
     if filling.origin.source is not source or fallback is None:

@@ -1,4 +1,4 @@
-"""Tensors that lie in memory, read as weights files are."""
+"""Tensors in memory, read as weights files are: what clients have sent, or what a weight set holds."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rebind.weights.slots import TensorInfo
+    from rebind.weights.weight_set import WeightSet
 
 
 class MemorySource(WeightsSource):
-    """Tensors by name, each with its bytes: ``views``, which keep the memory, and are not to be written to."""
+    """Tensors by name, each with its bytes; ``views`` are those by name, keep the memory, and are only to be read."""
 
     def __init__(self, subject: str, tensors: Mapping[str, tuple[TensorInfo, memoryview]]) -> None:
         self.subject = subject
@@ -26,12 +27,24 @@ class MemorySource(WeightsSource):
         copy(self.views[name][start : start + len(buffer)], buffer)
 
     def check_unchanged(self) -> None:
-        """Who may write to the memory sees to it that what was read is what was checked."""
+        """Does nothing: who gave the memory sees to it that nobody writes to it while it is read."""
 
     def close(self) -> None:
-        """The memory goes with the last reference to it."""
+        """Does nothing: the memory is given back with the last reference to it."""
+
+
+class StoredSource(MemorySource):
+    """The tensors of a weight set, to be written to a file, sent, or to fill what another set lacks.
+
+    Each has one name: tied slots have that of the first of them.
+    """
+
+    def __init__(self, subject: str, weights: WeightSet) -> None:
+        names = [group[0].name for group in weights.slots.tensors if group[0].name in weights.tensors]
+        stored = {name: weights.tensors[name] for name in names}
+        super().__init__(subject, {name: (tensor.info, tensor.view) for name, tensor in stored.items()})
 
 
 def copy(source: memoryview, target: memoryview) -> None:
-    """Copies bytes, without the GIL, which the assignment of a slice would hold."""
+    """Copies bytes without holding the GIL; assigning to a slice would hold it."""
     np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))

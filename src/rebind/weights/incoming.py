@@ -1,8 +1,8 @@
-"""A safetensors file that arrives piece by piece, without input or output: where bytes go, and what they were."""
+"""Safetensors files that arrive piece by piece, without input or output: where their bytes go, and what they were."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rebind.errors import Fault
 from rebind.weights.header import MOST_JSON_BYTES
@@ -22,14 +22,53 @@ _SMALL_BYTES = 32 << 10  # to copy that much takes less time than another call o
 _END = memoryview(b"")
 
 
-class IncomingFile:
-    """One file of a :class:`rebind.weights.reception.Reception`. It belongs to one owner, who lets it go to give it up.
+class IncomingFile(Protocol):
+    """One safetensors file on its way into the server, filled by one owner, who gives it up by dropping it.
 
-    Either have bytes written to :meth:`buffer` and tell :meth:`received`, or :meth:`feed` them. Where these have raised
-    the file is over: the rest of its bytes is of no use.
+    Either write bytes to :meth:`buffer` and tell :meth:`received`, or :meth:`feed` them. After an error the rest of the
+    file's bytes is of no use. ``complete``: no more bytes belong to it. ``subject`` is what messages call it.
+    """
+
+    subject: str
+    complete: bool
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes are to be written: contiguous, at most 1 MiB; empty when the file is complete."""
+        ...
+
+    def received(self, count: int) -> None:
+        """``count`` bytes, no more than it has, were written to the beginning of :meth:`buffer`.
+
+        Raises :class:`rebind.errors.RebindError` when they cannot be taken.
+        """
+        ...
+
+    def finish(self) -> None:
+        """No more bytes come; :class:`rebind.errors.WeightsRefused` when the file is not whole."""
+        ...
+
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
+        """Copies the next bytes of the file; raises as :meth:`received`, and WeightsRefused for bytes after its end."""
+        view = memoryview(data).cast("B")
+        while view:
+            target = self.buffer()
+            if not target:
+                fault = Fault("", f"bytes follow the last tensor, {len(view)} or more", "copy it again")
+                raise refusal(self.subject, [fault])
+            count = min(len(target), len(view))
+            target[:count] = view[:count]
+            self.received(count)
+            view = view[count:]
+
+
+class ReceivedFile(IncomingFile):
+    """One file of a :class:`rebind.weights.reception.Reception`: its bytes go where they will serve.
+
+    ``whole``: no other file follows, so what this one lacks is refused as soon as its header is there.
     """
 
     def __init__(self, reception: Reception, *, whole: bool) -> None:
+        self.subject = reception.subject
         self.complete = False
         self._reception = reception
         self._whole = whole
@@ -41,11 +80,10 @@ class IncomingFile:
         self._filled = 0
 
     def buffer(self) -> memoryview:
-        """Where the next bytes are to be written: contiguous, at most 1 MiB; empty when no more belong to the file."""
         return self._part[self._filled : self._filled + _WINDOW_BYTES]
 
     def received(self, count: int) -> None:
-        """``count`` bytes, no more than it has, were written to the beginning of :meth:`buffer`.
+        """See :meth:`IncomingFile.received`.
 
         As soon as the header is whole, raises :class:`rebind.errors.WeightsRefused` with all its faults, and
         :class:`rebind.errors.MemoryExceeded` when there is no room for its tensors. :class:`rebind.errors.Conflict`
@@ -58,20 +96,7 @@ class IncomingFile:
             part, self._part, self._filled = self._part, _END, 0
             self._part = self._following(part)
 
-    def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """The next bytes of the file; errors as :meth:`received`, and for bytes after its end."""
-        view = memoryview(data).cast("B")
-        while view:
-            target = self.buffer()
-            if not target:
-                raise self._refusal(f"bytes follow the last tensor, {len(view)} or more", "copy it again")
-            count = min(len(target), len(view))
-            target[:count] = view[:count]
-            self.received(count)
-            view = view[count:]
-
     def finish(self) -> None:
-        """No more bytes come; :class:`rebind.errors.WeightsRefused` when the file is not complete."""
         if self.complete:
             return
         if self._nbytes is None:
@@ -80,7 +105,7 @@ class IncomingFile:
         raise self._refusal(f"truncated: {missing} of {self._nbytes} bytes are missing", "send it again")
 
     def _following(self, filled: memoryview) -> memoryview:
-        """The memory to fill after this."""
+        """The memory to fill when ``filled`` is full: first the header's length, then the header, then tensors."""
         if self._header is None:
             self._header = bytearray(self._header_nbytes(filled))
             return memoryview(self._header)
@@ -102,13 +127,14 @@ class IncomingFile:
         return nbytes
 
     def _refusal(self, problem: str, remedy: str = "") -> WeightsRefused:
-        return refusal(self._reception.subject, [Fault("", problem, remedy)])
+        return refusal(self.subject, [Fault("", problem, remedy)])
 
 
 def _parts(reception: Reception, tensors: Sequence[Expected]) -> Iterator[memoryview]:
-    """Yields the memory that the bytes of ``tensors`` go to, never empty, and goes on when it is full.
+    """Yields the memory that the bytes of ``tensors`` go to, never empty; it is resumed when that is full.
 
-    No method of the file's, lest the two keep each other and all that memory alive.
+    Not a method: the file and its generator would refer to each other, and keep all that memory after the file is
+    dropped.
     """
     scratch = memoryview(bytearray(_SCRATCH_BYTES))
     try:
@@ -144,19 +170,19 @@ def _small_parts(reception: Reception, tensors: Sequence[Expected], scratch: mem
         yield part
     for tensor in tensors:
         nbytes = tensor.info.nbytes
-        if tensor.room is not None and nbytes:
-            tensor.room.view[:] = part[:nbytes]
-            reception.piece_arrived(tensor.room, 0, nbytes)
+        if tensor.arrival is not None and nbytes:
+            tensor.arrival.view[:] = part[:nbytes]
+            reception.piece_arrived(tensor.arrival, 0, nbytes)
         part = part[nbytes:]
         reception.arrived(tensor)
 
 
 def _large_parts(reception: Reception, tensor: Expected, scratch: memoryview) -> Iterator[memoryview]:
-    """The bytes of one come right to their place; what no graph reads, into ``scratch``."""
+    """One tensor's bytes are read to where they will serve; those that no graph reads, into ``scratch``."""
     for start, stop in piece_ranges(tensor.info.nbytes):
-        if tensor.room is not None:
-            yield tensor.room.view[start:stop]
-            reception.piece_arrived(tensor.room, start, stop)
+        if tensor.arrival is not None:
+            yield tensor.arrival.view[start:stop]
+            reception.piece_arrived(tensor.arrival, start, stop)
         else:
             for begin in range(start, stop, len(scratch)):
                 yield scratch[: min(stop - begin, len(scratch))]

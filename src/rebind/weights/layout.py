@@ -18,13 +18,13 @@ ALIGNMENT: Final = 64
 """Every tensor begins at a multiple of this many bytes: a cache line, and what vector code and JAX ask for."""
 
 SLACK_BYTES: Final = 1 << 20
-"""So little may stay behind without being weighed at all: a small model shares every tensor that is equal."""
+"""So many bytes may be kept for nothing whatever the set's size: a small model shares every tensor that is equal."""
 
 _PARTS = 64  # segments of a set, about; each is a file descriptor, so not one per tensor
 
 _MOST_SEGMENTS = 4 * _PARTS
-"""So many segments a set may take over from others; of more it takes the larger half, and the rest is copied together:
-in a row of patches not at each, but once in a hundred."""
+"""So many segments a set may share with others; of more it shares the largest half of this number, and copies the rest
+together. So in a row of patches that happens once in a hundred, not each time."""
 
 
 def padded(nbytes: int) -> int:
@@ -68,17 +68,17 @@ S = TypeVar("S", bound=_Sized)
 
 
 class Allowance:
-    """What one weight set may keep in memory beside its own tensors; less with everything that is taken of it."""
+    """How much memory beside its own tensors one weight set may keep alive; each call uses some of it up."""
 
     def __init__(self) -> None:
         self._slack = SLACK_BYTES
 
     def worth_keeping(self, kept: Mapping[S, int]) -> set[S]:
-        """The segments to take tensors from as they lie; ``kept`` has the bytes that the set would use of each.
+        """The segments whose tensors are used where they lie; ``kept`` has the bytes that the set would use of each.
 
-        One where at most a twentieth of what is kept would be kept for nothing is taken; of the others as many as the
-        slack allows, the least wasteful first. Of very many only those with the most bytes, so that a set that was
-        patched again and again does not lie in thousands of crumbs.
+        Waste is what a segment has beside those bytes. Segments whose waste is at most a twentieth of the bytes used
+        are taken; of the others as many as the slack allows, the least wasteful first. Of very many segments only those
+        with the most bytes used are taken, so that a set that is patched again and again does not end up in thousands.
         """
         worth: list[S] = []
         waste = {segment: segment.nbytes - nbytes for segment, nbytes in kept.items()}

@@ -103,7 +103,7 @@ def selected(source: WeightsSource, names: Iterable[str]) -> WeightsSource:
 
 
 class _View(WeightsSource):
-    """Tensors of another source; ``originals`` are their names there, by those that they have here."""
+    """Some tensors of another source, under other names; ``originals`` has their names there by their names here."""
 
     def __init__(self, subject: str, source: WeightsSource, originals: Mapping[str, str]) -> None:
         self.subject = subject

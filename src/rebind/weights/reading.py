@@ -1,11 +1,10 @@
-"""Tensors on their way into memory: read once, or as they arrive; digested and looked through while in the cache."""
+"""Reading tensors from weights files: into memory, digested and searched for NaN in one pass, or to compare them."""
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from blake3 import blake3
@@ -14,13 +13,13 @@ from rebind.weights.finite import count_non_finite
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
-    from concurrent.futures import Executor, Future
 
     from rebind.weights.slots import TensorInfo
     from rebind.weights.source import WeightsSource
+    from rebind.weights.weight_set import StoredTensor
 
 READERS = 2
-"""Threads that read one weight set, or look through what arrives.
+"""Threads that read one weight set, or inspect what arrives.
 
 More do not help, as memory is the limit (``engines.md`` section 1).
 """
@@ -29,11 +28,10 @@ PIECE_BYTES = 8 << 20
 """What one thread reads at a time, and the unit of digests; a whole number of elements of any dtype."""
 
 HEAD_BYTES = 64
-"""By so much of its beginning a tensor is looked up among those in memory; most that have changed differ there."""
+"""So many of its first bytes find a tensor's like among those in memory; most that have changed differ there."""
 
 _CHUNK_BYTES = 256 << 10  # small enough to be hashed and searched out of the second-level cache
 _SAMPLE_BYTES = 1024
-_BATCH_BYTES = 2 << 20  # of small pieces: to hand work to a thread costs as much as it takes to digest 200 kB
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +59,6 @@ class Content:
     non_finite: int
 
 
-class InMemory(Protocol):
-    """A tensor that is in memory already; ``view`` is its bytes."""
-
-    @property
-    def view(self) -> memoryview: ...
-
-
-T = TypeVar("T", bound=InMemory)
-
-
 def read_tensors(jobs: Sequence[tuple[Origin, memoryview | None]]) -> Generator[Content, None, None]:
     """Reads each tensor, with :data:`READERS` threads, into the memory beside it, if any; yields in order, when done.
 
@@ -85,17 +73,20 @@ def read_tensors(jobs: Sequence[tuple[Origin, memoryview | None]]) -> Generator[
     try:
         results = pool.map(_read_piece, *zip(*pieces, strict=True)) if pieces else iter(())
         for origin, _ in jobs:
-            yield _content([next(results) for _ in piece_ranges(origin.info.nbytes)])
+            yield content_of([next(results) for _ in piece_ranges(origin.info.nbytes)])
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _read_piece(origin: Origin, start: int, stop: int, target: memoryview | None) -> tuple[bytes, int]:
-    return _look_through(origin.info.dtype, _read_chunks(origin, start, stop, target))
+    return inspect_piece(origin.info.dtype, _read_chunks(origin, start, stop, target))
 
 
 def _read_chunks(origin: Origin, start: int, stop: int, target: memoryview | None) -> Iterator[memoryview]:
-    """No closure: the frame of one cannot be emptied, and would keep the memory as long as an error is kept."""
+    """Reads a piece, and yields it chunk by chunk.
+
+    Not a closure: ``traceback.clear_frames`` cannot empty the frame of one, so a kept error would keep the memory.
+    """
     scratch = memoryview(bytearray(0 if target is not None else min(stop - start, _CHUNK_BYTES)))
     for begin, end in _ranges(stop - start, _CHUNK_BYTES):
         chunk = scratch[: end - begin] if target is None else target[begin:end]
@@ -103,7 +94,12 @@ def _read_chunks(origin: Origin, start: int, stop: int, target: memoryview | Non
         yield chunk
 
 
-def _look_through(dtype: str, chunks: Iterable[memoryview]) -> tuple[bytes, int]:
+def chunks_of(piece: memoryview) -> Iterator[memoryview]:
+    """The parts in which a piece in memory is inspected, each small enough for the cache."""
+    return (piece[begin:end] for begin, end in _ranges(len(piece), _CHUNK_BYTES))
+
+
+def inspect_piece(dtype: str, chunks: Iterable[memoryview]) -> tuple[bytes, int]:
     """The digest of a piece, and how many of its values are NaN or infinite."""
     hasher = blake3()
     non_finite = 0
@@ -113,7 +109,8 @@ def _look_through(dtype: str, chunks: Iterable[memoryview]) -> tuple[bytes, int]
     return hasher.digest(), non_finite
 
 
-def _content(pieces: Sequence[tuple[bytes, int]]) -> Content:
+def content_of(pieces: Sequence[tuple[bytes, int]]) -> Content:
+    """The content of a tensor of these inspected pieces, in their order."""
     digest = blake3(b"".join(digest for digest, _ in pieces)).hexdigest()
     return Content(digest, sum(non_finite for _, non_finite in pieces))
 
@@ -123,75 +120,6 @@ def piece_ranges(nbytes: int) -> list[tuple[int, int]]:
     return _ranges(nbytes, PIECE_BYTES)
 
 
-class Arriving:
-    """A tensor whose pieces become complete in memory one after another; ``view`` is all of it.
-
-    ``content`` is known as soon as all of them have been looked through.
-    """
-
-    def __init__(self, dtype: str, view: memoryview) -> None:
-        self.dtype = dtype
-        self.view = view
-        self.content: Content | None = None if view else _content([])
-        self._pieces: dict[int, tuple[bytes, int]] = {}
-
-    def look_through(self, start: int, stop: int) -> None:
-        """Takes note of the piece from ``start`` to ``stop``. Several threads may, of several pieces."""
-        piece = self.view[start:stop]
-        chunks = (piece[begin:end] for begin, end in _ranges(len(piece), _CHUNK_BYTES))
-        self._pieces[start] = _look_through(self.dtype, chunks)
-        if len(self._pieces) == -(-len(self.view) // PIECE_BYTES):
-            self.content = _content([self._pieces[start] for start in sorted(self._pieces)])
-
-
-class Inspector:
-    """Looks tensors through on the threads of ``pool`` while they arrive: large pieces at once, small ones together.
-
-    Thread-safe.
-    """
-
-    def __init__(self, pool: Executor) -> None:
-        self._pool = pool
-        self._lock = threading.Lock()  # guards the three below
-        self._batch: list[tuple[Arriving, int, int]] = []
-        self._batch_nbytes = 0
-        self._running: list[Future[None]] = []
-
-    def add(self, tensor: Arriving, start: int, stop: int) -> None:
-        """A piece of ``tensor`` is complete."""
-        with self._lock:
-            self._batch.append((tensor, start, stop))
-            self._batch_nbytes += stop - start
-            if self._batch_nbytes >= _BATCH_BYTES:
-                self._submit()
-
-    def flush(self) -> None:
-        """Nothing more comes for a while."""
-        with self._lock:
-            self._submit()
-
-    def wait(self) -> None:
-        """Returns when all that was added has been looked through; raises what failed."""
-        self.flush()
-        with self._lock:
-            running = list(self._running)
-        for future in running:
-            future.result()
-
-    def _submit(self) -> None:
-        if self._batch:
-            self._running = [future for future in self._running if not future.done() or future.exception()]
-            self._running.append(self._pool.submit(_look_through_batch, self._batch))
-            self._batch, self._batch_nbytes = [], 0
-
-
-def _look_through_batch(batch: list[tuple[Arriving, int, int]]) -> None:
-    """Empties ``batch``, which the thread may keep for a moment longer, and begins with what is still in the cache."""
-    while batch:
-        tensor, start, stop = batch.pop()
-        tensor.look_through(start, stop)
-
-
 def read_head(origin: Origin) -> bytes:
     """A tensor's first :data:`HEAD_BYTES`, or all of it if it has fewer."""
     head = bytearray(min(origin.info.nbytes, HEAD_BYTES))
@@ -199,13 +127,13 @@ def read_head(origin: Origin) -> bytes:
     return bytes(head)
 
 
-def find_equal(searches: Sequence[tuple[Origin, Collection[T]]]) -> list[T | None]:
+def find_equal(searches: Sequence[tuple[Origin, Collection[StoredTensor]]]) -> list[StoredTensor | None]:
     """For each tensor the one of its candidates, which have its size, that equals it byte for byte, or None."""
     with ThreadPoolExecutor(READERS, thread_name_prefix="weights") as pool:
         return list(pool.map(_equal_candidate, searches))
 
 
-def _equal_candidate(search: tuple[Origin, Collection[T]]) -> T | None:
+def _equal_candidate(search: tuple[Origin, Collection[StoredTensor]]) -> StoredTensor | None:
     """Compares a few samples first, so that a tensor that has changed is hardly read for nothing."""
     origin, candidates = search
     nbytes = origin.info.nbytes

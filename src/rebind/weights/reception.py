@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rebind.errors import Conflict, MemoryExceeded, WeightsRefused
+from rebind.weights.arrival import Arrival, Inspector
 from rebind.weights.fillings import fillings, non_finite, unequal_ties
 from rebind.weights.header import parse_header
 from rebind.weights.in_memory import MemorySource
-from rebind.weights.incoming import IncomingFile
+from rebind.weights.incoming import ReceivedFile
 from rebind.weights.names import slot_names
-from rebind.weights.reading import Arriving, Inspector
 from rebind.weights.slots import check, refusal
-from rebind.weights.weight_set import StoredTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,34 +21,18 @@ if TYPE_CHECKING:
 
     from rebind.errors import Fault
     from rebind.weights.assembly import Assembler, PutResult
-    from rebind.weights.segment import Segment
     from rebind.weights.slots import SlotTable, TensorInfo
     from rebind.weights.source import WeightsSource
-    from rebind.weights.weight_set import Room, WeightSet
+    from rebind.weights.weight_set import Room, StoredTensor, WeightSet
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A tensor that a file has announced, by the name of its slot; no ``room`` if no graph reads it."""
+    """A tensor that a file has announced, by the name of its slot; ``arrival`` is None if no graph reads it."""
 
     name: str
     info: TensorInfo
-    room: Arrival | None
-
-
-class Arrival(Arriving):
-    """Room for a tensor that is written to once, as its bytes arrive."""
-
-    def __init__(self, info: TensorInfo, room: Room) -> None:
-        self.segment: Segment
-        self.segment, view = room
-        self.info = info
-        super().__init__(info.dtype, view)
-
-    def stored(self) -> StoredTensor:
-        """The tensor, all of whose bytes have arrived and been looked through."""
-        assert self.content is not None
-        return StoredTensor(self.info, self.content.digest, self.content.non_finite, self.segment, self.view)
+    arrival: Arrival | None
 
 
 class Reception:
@@ -86,13 +69,13 @@ class Reception:
         with self._lock:
             return list(self._stored | self._arrived | self._dropped)
 
-    def incoming(self, *, whole: bool = False) -> IncomingFile:
-        """Where the next file goes; several may arrive side by side.
+    def incoming(self, *, whole: bool = False) -> ReceivedFile:
+        """The next file; several may arrive side by side.
 
-        ``whole``: no other follows, so that what it lacks is refused as soon as its header is there. One that is let
-        go before it is complete leaves its complete tensors, and gives the memory of the others back.
+        ``whole``: no other follows, so what it lacks is refused as soon as its header is there. A file that is dropped
+        before it is complete leaves the tensors that are whole; the memory of the others is given back.
         """
-        return IncomingFile(self, whole=whole)
+        return ReceivedFile(self, whole=whole)
 
     def finish(self, fallback: WeightsSource | None, *, allow_non_finite: bool = False) -> PutResult:
         """The set of all that has arrived, with optional slots from ``fallback``; or the patched base.
@@ -107,7 +90,7 @@ class Reception:
             return self._finish(fallback, allow_non_finite=allow_non_finite)
 
     def close(self) -> None:
-        """Gives the memory back, but for that of sets that were made; files that arrive are refused from now on."""
+        """Gives the memory back, except that of sets that were made; files that still arrive are refused."""
         with self._lock:
             self._closed = True
             self._room = self._base = None
@@ -117,8 +100,9 @@ class Reception:
         """The tensors of a file with this header, in the order of their bytes, and how many bytes those are.
 
         Raises :class:`rebind.errors.WeightsRefused` with all faults, before anything has changed, and
-        :class:`rebind.errors.MemoryExceeded`; for want of memory, tensors that are announced anew are forgotten. For
-        :class:`rebind.weights.incoming.IncomingFile`, as all below.
+        :class:`rebind.errors.MemoryExceeded`. Where memory is short, earlier copies of the announced tensors are
+        dropped first. For
+        :class:`rebind.weights.incoming.ReceivedFile`, as the three methods below.
         """
         records = parse_header(header, None, self.subject)
         names, subject = slot_names(records, self._slots, self.subject)
@@ -139,17 +123,17 @@ class Reception:
         return expected, sum(info.nbytes for info in infos.values())
 
     def piece_arrived(self, tensor: Arrival, start: int, stop: int) -> None:
-        """The bytes from ``start`` to ``stop`` of a tensor are there."""
+        """The piece of a tensor from ``start`` to ``stop`` has arrived."""
         self._inspector.add(tensor, start, stop)
 
     def arrived(self, tensor: Expected) -> None:
-        """A tensor is complete, all its pieces have been told; Conflict after :meth:`close`."""
+        """A tensor is complete: each of its pieces has been announced. Conflict after :meth:`close`."""
         with self._lock:
             self._require_open()
-            if tensor.room is None:
+            if tensor.arrival is None:
                 self._dropped[tensor.name] = tensor.info
             else:
-                self._arrived[tensor.name] = tensor.room
+                self._arrived[tensor.name] = tensor.arrival
 
     def file_ended(self) -> None:
         """A file is complete, or was given up."""
@@ -160,7 +144,7 @@ class Reception:
             raise Conflict(f"{self.subject}: the stage has ended; open another")
 
     def _claim(self, infos: Mapping[str, TensorInfo]) -> dict[str, Room]:
-        """Room that nothing was written to, for all these tensors that a graph reads."""
+        """Room for those of these tensors that a graph reads; nothing was written to it before."""
         firsts = {name: self._firsts[name] for name in infos if name in self._firsts}
         prepared = self._prepare() if self._room is None else self._room
         claimed: dict[str, str] = {}
@@ -175,9 +159,9 @@ class Reception:
         }
 
     def _forget(self, names: Iterable[str]) -> None:
-        """What is sent anew makes room for itself: the retry of a large file needs no second memory.
+        """Drops the copies of these tensors that arrived before, so that a file can be sent again without more memory.
 
-        Waits for the digests, a matter of milliseconds, which keep memory that is to be used again.
+        Waits some milliseconds for the digests, which hold that memory while they are computed.
         """
         self._inspector.wait()
         for name in names:
@@ -185,9 +169,9 @@ class Reception:
             self._stored.pop(name, None)
 
     def _prepare(self) -> dict[str, Room]:
-        """Room for a full set, cut as the store cuts it: whatever the grouping, a set that fits not is refused at once.
+        """Room for a full set, so that one that does not fit is refused at once, however it is split into files.
 
-        It has none for optional slots, which may not come.
+        Cut into segments as the store cuts a set. None for optional slots: their tensors may not come.
         """
         groups = self._slots.used_tensors
         sizes = [self._slots.infos[group[0].name].nbytes for group in groups]
@@ -200,9 +184,8 @@ class Reception:
         wanted = list(fillings(self._slots, source, fallback, self._base, stored))
         faults = [*self._misfits(source, fallback), *unequal_ties(wanted)]
         if not allow_non_finite:
-            sent = [filling for filling in wanted if filling.arrived is not None]
-            contents = {index: filling.arrived for index, filling in enumerate(sent) if filling.arrived is not None}
-            faults += non_finite(sent, contents, source, fallback)
+            sent = ((filling, filling.arrived.content) for filling in wanted if filling.arrived is not None)
+            faults += non_finite(sent, source, fallback)
         if faults:
             raise refusal(self.subject, faults)
         result = self._assembler.make(self._slots, wanted, self._assembler.gather(wanted), source)
@@ -210,7 +193,7 @@ class Reception:
         return result
 
     def _settle(self) -> dict[str, StoredTensor]:
-        """All tensors that have arrived whole until now, looked through."""
+        """All tensors that have arrived whole until now, inspected."""
         with self._lock:
             self._require_open()
             arrived = dict(self._arrived)
@@ -231,7 +214,7 @@ class Reception:
         return ()
 
     def _keep(self, stored: Mapping[str, StoredTensor], weights: WeightSet) -> None:
-        """Of tensors that the set has elsewhere, our room is given back."""
+        """Gives room back whose tensors the set has elsewhere."""
         with self._lock:
             for name, tensor in stored.items():
                 if self._stored.get(name) is tensor:

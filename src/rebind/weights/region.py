@@ -1,4 +1,4 @@
-"""Shared memory that a trainer on this machine writes weights into, to be copied from there when it says so."""
+"""Shared memory that a trainer on this machine writes weights into; a commit copies them from there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SUBJECT = "the shared region"
 
 
 class Region:
-    """Room for every slot of a table that weights have to, or may, be given for; it begins as zeros.
+    """Room for the tensor of every slot that is used or required; all zeros at first.
 
     Another process opens ``path`` for reading and writing, checks that the file has the ``inode``, and maps ``nbytes``
     of it. It can do no more than write: neither grow nor shrink nor seal it. ``offsets``: where each slot's tensor
@@ -43,7 +43,7 @@ class Region:
     def source(self, names: Collection[str] | None = None) -> WeightsSource:
         """What lies there for these slots; None: for all that are required.
 
-        To be copied: it changes whenever the trainer writes. Keeps the memory. Raises
+        It changes whenever the trainer writes, so it has to be copied before it is used. Keeps the memory. Raises
         :class:`rebind.errors.WeightsRefused` for names that have no place here, and Conflict after :meth:`close`.
         """
         if self._view is None:
@@ -59,6 +59,6 @@ class Region:
         )
 
     def close(self) -> None:
-        """Nobody can open it any more; its memory goes back with the last source, whoever still has it mapped."""
+        """No process can open it any more. With the last source its memory is given back, even where it is mapped."""
         self._segment.close()
         self._view = None

@@ -70,7 +70,7 @@ class SharedSegment(Segment):
         self._close.atexit = False
 
     def close(self) -> None:
-        """Nobody can open it any more."""
+        """Closes ``descriptor``, so that nobody can open the memory any more; harmless when repeated."""
         self._close()
 
     def discard(self) -> None:
@@ -100,8 +100,8 @@ def _memory_file(nbytes: int, seals: int) -> tuple[int, mmap.mmap]:
 class SegmentPool:
     """Lends segments and keeps those that came back, at most as many bytes as are lent, for ``idle_s`` seconds.
 
-    So a refit finds the memory of the generation before the last, and the pool never doubles more than once. What is
-    lent and what is kept never exceed ``limit_bytes`` together, if that is not None. Thread-safe.
+    So a refit finds the memory of the generation before the last, and the pool has at most twice the bytes that are
+    lent. What is lent and what is kept never exceed ``limit_bytes`` together, if that is not None. Thread-safe.
     """
 
     def __init__(self, idle_s: float, clock: Callable[[], float], limit_bytes: int | None = None) -> None:
@@ -192,9 +192,9 @@ class SegmentPool:
             raise MemoryExceeded(nbytes, free_bytes, self._limit_bytes)
 
     def _make_room(self, fresh_nbytes: int, nbytes: int) -> None:
-        """Frees spares for what is about to be lent, ``nbytes``, of which ``fresh_nbytes`` come in fresh segments.
+        """Frees spares before ``nbytes`` are lent, of which ``fresh_nbytes`` are in segments yet to be made.
 
-        As many as are fresh, so that those do not come on top, and what the limit takes.
+        At least as many bytes as will be made, so that the total does not grow, and as the limit asks for.
         """
         excess = fresh_nbytes
         if self._limit_bytes is not None:
@@ -202,7 +202,7 @@ class SegmentPool:
         while self._spare and excess > 0:
             excess -= self._spare.pop(0)[1].nbytes
         if fresh_nbytes and fresh_nbytes > (available := available_memory_bytes()):
-            # The kernel would promise it all the same, and end the process when the pages are written to.
+            # The kernel would grant it all the same, and kill the process when the pages are written to.
             raise MemoryExceeded(fresh_nbytes, available)
 
     def _drop_surplus(self) -> None:

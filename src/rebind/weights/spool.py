@@ -1,4 +1,4 @@
-"""Weights files that arrive and wait on the disk, for models that have no memory for a second weight set."""
+"""Weights files that arrive and wait on the disk, for models whose memory holds one weight set only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rebind.errors import Fault, StorageFailed
 from rebind.weights.header import MOST_JSON_BYTES
+from rebind.weights.incoming import IncomingFile
 from rebind.weights.safetensors import open_safetensors
 from rebind.weights.slots import refusal
 from rebind.weights.source import WeightsSource
@@ -21,15 +22,15 @@ _BUFFER_BYTES = 1 << 20
 
 
 class Spool:
-    """The counterpart of :class:`rebind.weights.reception.Reception` on the disk: files without names.
+    """What :class:`rebind.weights.reception.Reception` is for memory, for the disk: files without names.
 
     They lie in the system's directory for temporary files (``TMPDIR``), and are gone with :meth:`close`, or with the
-    process. ``slots`` bound how large they may be.
+    process. All together may be as large as the weights of ``slots`` with one header.
     """
 
     def __init__(self, slots: SlotTable, subject: str) -> None:
         self._most_bytes = slots.nbytes + MOST_JSON_BYTES
-        self._subject = subject
+        self.subject = subject
         self._files: list[WeightsSource] = []
         self.received_bytes = 0
 
@@ -44,7 +45,7 @@ class Spool:
 
     def source(self) -> WeightsSource:
         """All tensors; of one that came twice, the later."""
-        return _Merged(self._subject, self._files)
+        return _Merged(self.subject, self._files)
 
     def close(self) -> None:
         """Gives the disk's room back."""
@@ -52,53 +53,40 @@ class Spool:
             file.close()
 
     def count(self, nbytes: int) -> None:
-        """Notes bytes that have arrived; WeightsRefused when they are more than the weights can have."""
+        """Counts bytes that have arrived; WeightsRefused when they are more than the weights can have."""
         self.received_bytes += nbytes
         if self.received_bytes > self._most_bytes:
-            raise refusal(self._subject, [Fault("", f"more than the {self._most_bytes} bytes that it can have")])
+            raise refusal(self.subject, [Fault("", f"more than the {self._most_bytes} bytes that it can have")])
 
     def add(self, path: Path) -> None:
         """A file is complete; WeightsRefused when it is damaged."""
         self._files.append(open_safetensors(path))
 
 
-class SpooledFile:
-    """One safetensors file on its way to the disk, used as :class:`rebind.weights.incoming.IncomingFile` is."""
+class SpooledFile(IncomingFile):
+    """One file of a :class:`Spool`: its bytes go to the disk."""
 
     def __init__(self, spool: Spool) -> None:
+        self.subject = spool.subject
         self.complete = False
         self._spool = spool
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._file = tempfile.TemporaryFile(prefix="rebind-weights-")  # noqa: SIM115 - it outlives this call
 
     def buffer(self) -> memoryview:
-        """Where the next bytes go."""
         return self._buffer
 
     def received(self, count: int) -> None:
-        """Writes ``count`` bytes of the buffer to the disk; StorageFailed when it takes them not."""
+        """See :meth:`IncomingFile.received`; StorageFailed when the disk does not take them."""
         self._spool.count(count)
         try:
             self._file.write(self._buffer[:count])
         except OSError as error:
             raise StorageFailed(f"cannot keep arriving weights in {tempfile.gettempdir()}: {error}") from error
 
-    def feed(self, data: bytes | memoryview) -> None:
-        """Takes bytes that are somewhere else."""
-        view = memoryview(data)
-        for start in range(0, len(view), _BUFFER_BYTES):
-            piece = view[start : start + _BUFFER_BYTES]
-            self._buffer[: len(piece)] = piece
-            self.received(len(piece))
-
     def finish(self) -> None:
-        """The file is whole; WeightsRefused when it is damaged, or cut short."""
         self._file.flush()
         self._spool.add(Path(f"/proc/self/fd/{self._file.fileno()}"))
-        self.close()
-
-    def close(self) -> None:
-        """No more comes."""
         self.complete = True
         self._file.close()
 

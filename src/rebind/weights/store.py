@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rebind.errors import Fault
-    from rebind.weights.assembly import Report
     from rebind.weights.fillings import Filling
+    from rebind.weights.progress import Report
     from rebind.weights.slots import SlotTable
     from rebind.weights.source import WeightsSource
 
@@ -75,9 +75,9 @@ class WeightStore:
     ) -> PutResult:
         """Brings weights into memory: from ``source``, and from ``fallback`` what is optional and absent there.
 
-        With ``base``, a set for the same slots, ``source`` is a patch: all that it lacks is ``base``'s, and neither
-        read nor, where that does not keep other memory alive, copied.
-        Checked first, with all faults at once; then read once. Tensors that equal live ones are shared likewise.
+        With ``base``, a set for the same slots, ``source`` is a patch: all that it lacks is ``base``'s, which is not
+        read, and shared unless that would keep too much other memory alive. So are tensors that equal live ones.
+        Everything is checked first, with all faults at once, and then read once.
         ``report(done, total)`` is called with bytes. Raises :class:`rebind.errors.WeightsRefused` for tensors that do
         not fit, tied ones that differ, NaN or infinite values in required slots unless ``allow_non_finite``, and files
         that change meanwhile; :class:`rebind.errors.StorageFailed` for want of memory. No other set is ever affected,
@@ -96,23 +96,20 @@ class WeightStore:
         base: WeightSet | None = None,
         allow_non_finite: bool = False,
     ) -> str:
-        """The digest of the set that :meth:`put` would make of this; raises what it would. Takes no memory for it."""
+        """The digest of the set that :meth:`put` would make; raises what it would, and takes no memory for tensors."""
         wanted = _checked(slots, source, fallback, base)
         _refuse(source, unequal_ties(wanted))
-        unread = [index for index, filling in enumerate(wanted) if filling.live is None]
-        contents = dict(zip(unread, read_tensors([(wanted[index].origin, None) for index in unread]), strict=True))
+        unread = [filling for filling in wanted if filling.live is None]
+        contents = list(read_tensors([(filling.origin, None) for filling in unread]))
         _check_unchanged(wanted)
         if not allow_non_finite:
-            _refuse(source, non_finite(wanted, contents, source, fallback))
-        digests = {
-            slot.name: filling.live.digest if filling.live is not None else contents[index].digest
-            for index, filling in enumerate(wanted)
-            for slot in filling.slots
-        }
-        return set_digest(slots, digests)
+            _refuse(source, non_finite(zip(unread, contents, strict=True), source, fallback))
+        known = [(filling, filling.live.digest) for filling in wanted if filling.live is not None]
+        read = [(filling, content.digest) for filling, content in zip(unread, contents, strict=True)]
+        return set_digest(slots, {slot.name: digest for filling, digest in known + read for slot in filling.slots})
 
     def receive(self, slots: SlotTable, base: WeightSet | None = None, *, subject: str) -> Reception:
-        """Takes weights that arrive in safetensors files, piece by piece, straight to where they will serve.
+        """Room for weights that arrive in safetensors files, piece by piece, straight to where they will serve.
 
         With ``base``, a set for the same slots, they are a patch, as for :meth:`put`. ``subject`` is what messages
         call them. Does not block.
@@ -127,7 +124,7 @@ class WeightStore:
     def copy(self, weights: WeightSet) -> WeightSet:
         """The same weights in memory of their own, which no other set shares, now or later.
 
-        For those who want a copy each. Raises :class:`rebind.errors.StorageFailed` for want of memory.
+        Raises :class:`rebind.errors.StorageFailed` for want of memory.
         """
         return self._assembler.copy(weights)
 
@@ -136,7 +133,7 @@ class WeightStore:
         return self._pool.trim()
 
     def free_bytes(self) -> int:
-        """How much memory another set would get now, that of spares included."""
+        """How much memory another set could get now, including what spares would free."""
         return self._pool.free_bytes()
 
     def usage(self) -> StoreUsage:
@@ -166,7 +163,8 @@ class WeightStore:
         gathered = self._assembler.gather(wanted, report)
         _check_unchanged(wanted)
         if not allow_non_finite:
-            _refuse(source, non_finite(wanted, gathered.tensors, source, fallback))
+            contents = ((filling, gathered.tensors[index].content) for index, filling in enumerate(wanted))
+            _refuse(source, non_finite(contents, source, fallback))
         return self._assembler.make(slots, wanted, gathered, source)
 
 

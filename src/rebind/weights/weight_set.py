@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import TypeAlias
 
+    from rebind.weights.reading import Content
     from rebind.weights.segment import Segment
     from rebind.weights.slots import SlotTable, TensorInfo
 
@@ -24,13 +25,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class StoredTensor:
-    """A tensor in memory, which ``view`` (its bytes) keeps alive; ``non_finite`` counts its NaN and infinite values."""
+    """A tensor in memory: ``view``, its bytes, keeps ``segment`` from being used again."""
 
     info: TensorInfo
-    digest: str
-    non_finite: int
+    content: Content
     segment: Segment
     view: memoryview
+
+    @property
+    def digest(self) -> str:
+        """Of its content."""
+        return self.content.digest
 
     @property
     def head(self) -> bytes:

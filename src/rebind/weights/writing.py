@@ -14,6 +14,7 @@ import numpy as np
 
 from rebind.errors import AlreadyExists, Fault, InvalidArgument, StorageFailed
 from rebind.weights.header import size_problem
+from rebind.weights.progress import Progress
 from rebind.weights.sharded import MOST_SHARDS
 from rebind.weights.slots import DTYPES, NUMPY_DTYPES, refusal, shown
 from rebind.weights.zip_writing import TORCH, npz_problem, torch_problem, write_npz, write_torch
@@ -23,10 +24,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
+    from rebind.weights.progress import Report
     from rebind.weights.slots import TensorInfo
     from rebind.weights.source import WeightsSource
-
-    Report = Callable[[int, int], None]
 
 MOST_SHARD_BYTES = 5_000_000_000
 """Bytes of tensors in one shard, where nobody says otherwise; as Hugging Face's libraries write them."""
@@ -107,7 +107,8 @@ def write_weights(
     the format cannot hold and for a source that changes meanwhile, and ``StorageFailed`` when the disk refuses.
     """
     format = _format_of(target)
-    selection = Selection(source, source.tensors, _counter(source, report))
+    progress = Progress(sum(info.nbytes for info in source.tensors.values()), report)
+    selection = Selection(source, source.tensors, progress.advance)
     _require_expressible(selection, format, target)
     if target.name.endswith(INDEX_SUFFIX):
         parts = _shards(selection, target, most_shard_bytes)
@@ -270,19 +271,6 @@ def _wts_problem(name: str, _: TensorInfo) -> str:
 
 def _safetensors_problem(name: str, _: TensorInfo) -> str:
     return "its name stands for the file's metadata there" if name == "__metadata__" else ""
-
-
-def _counter(source: WeightsSource, report: Report | None) -> Callable[[int], None]:
-    """Turns sizes of pieces into calls of ``report`` with the sum so far."""
-    done, total = 0, sum(info.nbytes for info in source.tensors.values())
-
-    def advance(size: int) -> None:
-        nonlocal done
-        done += size
-        if report is not None:
-            report(done, total)
-
-    return advance
 
 
 @contextmanager
