@@ -29,21 +29,27 @@ def recursion_limit() -> Iterator[None]:
     sys.setrecursionlimit(_RECURSION_LIMIT)
 
 
-_COMPILED = pytest.StashKey[Path]()
+_CACHE = "REBIND_TEST_CACHE"
+_OWN_CACHE = pytest.StashKey[Path]()
 _MAKER = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compiled packages lie where another process can make them: in a folder of this run, or in the one that stays."""
-    kept = os.environ.get("REBIND_TEST_CACHE")
-    config.stash[_COMPILED] = Path(kept) / "packages" if kept else Path(tempfile.mkdtemp(prefix="rebind-packages-"))
+    """What is compiled lies where all processes of this run find it: in a folder of the run, or in one that stays.
+
+    With pytest-xdist the tests run in workers, which inherit the environment.
+    """
+    if _CACHE not in os.environ:
+        config.stash[_OWN_CACHE] = Path(tempfile.mkdtemp(prefix="rebind-test-cache-"))
+        os.environ[_CACHE] = str(config.stash[_OWN_CACHE])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Begins to make compiled packages beside the tests, if the run is one of the whole suite."""
     files = {item.path.name for item in session.items}
-    if {"test_package.py", "test_suite_package.py"} <= files and not session.config.option.collectonly:
-        maker = [sys.executable, "-m", "tests.engines.ahead", str(session.config.stash[_COMPILED])]
+    first = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
+    if first and {"test_package.py", "test_suite_package.py"} <= files and not session.config.option.collectonly:
+        maker = [sys.executable, "-m", "tests.engines.ahead", str(_packages())]
         # A process group of its own, and no child of this process: some tests measure the memory of all children.
         shell = ["sh", "-c", 'nice "$@" >/dev/null 2>&1 &', "sh", *maker]
         with subprocess.Popen(shell, cwd=session.config.rootpath, process_group=0) as starter:
@@ -51,26 +57,30 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Ends the maker, and drops what it made for this run."""
+    """Ends the maker, and drops what was made for this run."""
     maker = config.stash.get(_MAKER, None)
     if maker is not None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(maker, signal.SIGKILL)
-    if "REBIND_TEST_CACHE" not in os.environ:
-        shutil.rmtree(config.stash[_COMPILED], ignore_errors=True)
+    own_cache = config.stash.get(_OWN_CACHE, None)
+    if own_cache is not None:
+        shutil.rmtree(own_cache, ignore_errors=True)
+
+
+def _packages() -> Path:
+    return Path(os.environ[_CACHE]) / "packages"
 
 
 @pytest.fixture(scope="session")
-def compiled_directory(pytestconfig: pytest.Config) -> Path:
+def compiled_directory() -> Path:
     """Where model files that take the compiler are made, once in a run."""
-    return pytestconfig.stash[_COMPILED]
+    return _packages()
 
 
 @pytest.fixture(scope="session")
-def plan_cache(tmp_path_factory: pytest.TempPathFactory) -> PlanCache:
+def plan_cache() -> PlanCache:
     """The plan cache of the tests: a compile costs 20 s and more, so all tests of a run share one.
 
     ``REBIND_TEST_CACHE`` names a directory that outlives the run.
     """
-    kept = os.environ.get("REBIND_TEST_CACHE")
-    return PlanCache(Path(kept) if kept else tmp_path_factory.mktemp("plans"))
+    return PlanCache(Path(os.environ[_CACHE]))
