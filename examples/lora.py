@@ -5,8 +5,8 @@
 
 One graph is served, that of the base model. Two adapters are trained for images that the base model cannot read:
 inverted ones, and transposed ones. To switch the server to an adapter, the layers that it changes are merged,
-``W + scale * B @ A``, and pushed as a patch; all other tensors stay those that the server has. Back to the adapter
-before, nothing is copied: the server still has it for a rollback. An answer costs what it costs without adapters.
+``W + scale * B @ A``, and pushed as a patch; all other tensors stay those that the server has. To switch back to the
+previous adapter copies nothing, because the server keeps it for a rollback. Inference is as fast as without adapters.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Reader(nn.Module):
 
 
 class LoRA(nn.Module):
-    """A linear layer that stays as it is, and a change of low rank, which is trained."""
+    """A frozen linear layer with a trainable change of low rank."""
 
     def __init__(self, base: nn.Linear, rank: int = 16, alpha: float = 32.0) -> None:
         super().__init__()
@@ -72,12 +72,12 @@ class LoRA(nn.Module):
         self.scale = alpha / rank
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Before it is merged, the change costs two more products."""
+        """Not merged yet, the change costs two more matrix products."""
         change: torch.Tensor = functional.linear(functional.linear(values, self.A), self.B)
         return self.base(values) + self.scale * change
 
     def merged(self) -> torch.Tensor:
-        """The one matrix that does the same."""
+        """The one matrix that has the same effect."""
         return (self.base.weight + self.scale * self.B @ self.A).detach()
 
 
@@ -113,8 +113,8 @@ def train(net: Reader, images: torch.Tensor, labels: torch.Tensor, steps: int) -
         optimizer.step()
 
 
-class Exam:
-    """Held-out images in all three forms, and what the server makes of them after each push."""
+class Evaluator:
+    """Measures the accuracy of the served model on held-out images in all three forms."""
 
     def __init__(self, url: str, images: torch.Tensor, labels: torch.Tensor) -> None:
         self._server = triton.InferenceServerClient(url)
@@ -136,13 +136,14 @@ class Exam:
         print(f"{name:>12}{update.copied_bytes:14,}{update.shared_bytes:14,}{columns}")
 
 
-def serve_adapters(url: str, base: Reader, data: tuple[torch.Tensor, torch.Tensor], exam: Exam, steps: int) -> None:
-    """Pushes the base model, then each adapter when it is trained, then both again: from adapter to adapter."""
+def serve_adapters(
+    client: WeightsClient, base: Reader, data: tuple[torch.Tensor, torch.Tensor], evaluate: Evaluator, steps: int
+) -> None:
+    """Trains and pushes the base model and each adapter, and then switches between the adapters."""
     images, labels = data
-    client = WeightsClient(url)
     train(base, images, labels, steps)
     full = client.push(MODEL, base, label="base")
-    exam("base", full, base)
+    evaluate("base", full, base)
 
     patches: dict[str, dict[str, torch.Tensor]] = {}
     updates: dict[str, Update] = {}
@@ -151,14 +152,14 @@ def serve_adapters(url: str, base: Reader, data: tuple[torch.Tensor, torch.Tenso
         train(adapted, TASKS[task](images), labels, steps)
         patches[task] = merged_weights(adapted)
         updates[task] = client.push(MODEL, patches[task], label=task, mode="patch")
-        exam(task, updates[task], adapted)
+        evaluate(task, updates[task], adapted)
 
     copied_again = 0
     for task, patch in patches.items():
         merged = copy.deepcopy(base)
         merged.load_state_dict(base.state_dict() | patch)
         update = client.push(MODEL, patch, label=task, mode="patch")
-        exam(task, update, merged)
+        evaluate(task, update, merged)
         assert update.digest == updates[task].digest
         copied_again += update.copied_bytes
     share = updates["inverted"].copied_bytes / full.copied_bytes
@@ -180,8 +181,8 @@ def main() -> None:
     base = Reader()
     with tempfile.TemporaryDirectory() as repository:
         export(base, torch.zeros(2, 8, 8), Path(repository, MODEL), max_batch_size=512)
-        with serving(Path(repository), f"--compile={arguments.compile}") as url:
-            serve_adapters(url, base, (train_x, train_y), Exam(url, test_x, test_y), arguments.steps)
+        with serving(Path(repository), f"--compile={arguments.compile}") as url, WeightsClient(url) as client:
+            serve_adapters(client, base, (train_x, train_y), Evaluator(url, test_x, test_y), arguments.steps)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""PPO on CartPole as CleanRL has it, but the actors ask a Rebind server, and the learner pushes every update to it.
+"""PPO on CartPole as in CleanRL, but the actors ask a Rebind server, and the learner pushes every update to it.
 
     python examples/ppo_cartpole.py                      # half a minute on one core; the return rises to 500
     python examples/ppo_cartpole.py --total-timesteps 4096 --compile never
@@ -83,7 +83,7 @@ class Rollout:
 
 
 class Actors:
-    """Environments that step together; what they do, the server says."""
+    """Environments that step together, with actions from the served policy."""
 
     def __init__(self, url: str, seed: int) -> None:
         self._server = triton.InferenceServerClient(url)
@@ -127,9 +127,9 @@ def advantages(rollout: Rollout) -> torch.Tensor:
     result = torch.zeros(NUM_STEPS, NUM_ENVS)
     last = torch.zeros(NUM_ENVS)
     for step in reversed(range(NUM_STEPS)):
-        goes_on = 1 - rollout.dones[step]
-        delta = rollout.rewards[step] + GAMMA * goes_on * rollout.values[step + 1] - rollout.values[step]
-        last = result[step] = delta + GAMMA * GAE_LAMBDA * goes_on * last
+        continues = 1 - rollout.dones[step]
+        delta = rollout.rewards[step] + GAMMA * continues * rollout.values[step + 1] - rollout.values[step]
+        last = result[step] = delta + GAMMA * GAE_LAMBDA * continues * last
     return result
 
 
@@ -141,7 +141,7 @@ class Learner:
         self._optimizer = torch.optim.Adam(agent.parameters(), lr=LEARNING_RATE, eps=1e-5)
 
     def off_policy(self, rollout: Rollout) -> float:
-        """The largest change of a log-probability from the server to this network: rounding, if their weights agree."""
+        """The largest difference in log-probability between server and learner: rounding, if their weights agree."""
         with torch.no_grad():
             policy = Categorical(logits=self.agent(rollout.observations.flatten(0, 1))["logits"])
             change = policy.log_prob(rollout.actions.flatten()) - rollout.log_probs.flatten()
@@ -150,48 +150,51 @@ class Learner:
     def update(self, rollout: Rollout, remaining: float) -> None:
         """Trains on one rollout; ``remaining``, the share of training that is left, anneals the learning rate."""
         self._optimizer.param_groups[0]["lr"] = LEARNING_RATE * remaining
-        gain = advantages(rollout)
-        goal = (gain + rollout.values[:NUM_STEPS]).flatten()
-        gain = gain.flatten()
+        advantage = advantages(rollout)
+        value_target = (advantage + rollout.values[:NUM_STEPS]).flatten()
+        advantage = advantage.flatten()
         for _ in range(UPDATE_EPOCHS):
             for rows in torch.randperm(NUM_STEPS * NUM_ENVS).split(MINIBATCH_SIZE):
-                loss = self._loss(rollout, rows, gain[rows], goal[rows])
+                loss = self._loss(rollout, rows, advantage[rows], value_target[rows])
                 self._optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(self.agent.parameters(), MAX_GRAD_NORM)
                 self._optimizer.step()
 
-    def _loss(self, rollout: Rollout, rows: torch.Tensor, gain: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
+    def _loss(
+        self, rollout: Rollout, rows: torch.Tensor, advantage: torch.Tensor, value_target: torch.Tensor
+    ) -> torch.Tensor:
         answer = self.agent(rollout.observations.flatten(0, 1)[rows])
         policy = Categorical(logits=answer["logits"])
         log_ratio = policy.log_prob(rollout.actions.flatten()[rows]) - rollout.log_probs.flatten()[rows]
         ratio = log_ratio.exp()
-        gain = (gain - gain.mean()) / (gain.std() + 1e-8)
-        policy_loss = -torch.min(gain * ratio, gain * ratio.clamp(1 - CLIP, 1 + CLIP)).mean()
-        value_loss = 0.5 * (answer["value"].squeeze(1) - goal).square().mean()
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        policy_loss = -torch.min(advantage * ratio, advantage * ratio.clamp(1 - CLIP, 1 + CLIP)).mean()
+        value_loss = 0.5 * (answer["value"].squeeze(1) - value_target).square().mean()
         return policy_loss + VALUE_COEFFICIENT * value_loss
 
 
 def train(agent: Agent, url: str, total_timesteps: int, seed: int) -> None:
     """Alternates rollouts and updates, and prints a line for each."""
-    actors, learner, weights = Actors(url, seed), Learner(agent), WeightsClient(url)
+    actors, learner = Actors(url, seed), Learner(agent)
     updates = total_timesteps // (NUM_STEPS * NUM_ENVS)
     requests = 0
     returns: list[float] = []
-    pushed = weights.push(MODEL, agent, label="step-0")
-    print(f"{'step':>8} {'return':>8} {'generation':>10} {'refit ms':>9}")
-    for number in range(1, updates + 1):
-        rollout = actors.collect(pushed.generation)
-        # The server answered each step of the rollout with the pushed weights, and these are the learner's.
-        assert set(rollout.generations) == {pushed.generation}
-        assert learner.off_policy(rollout) < 1e-4
-        requests += len(rollout.generations)
-        returns = (returns + rollout.returns)[-20:]
-        learner.update(rollout, remaining=1 - (number - 1) / updates)
-        step = number * NUM_STEPS * NUM_ENVS
-        pushed = weights.push(MODEL, agent, label=f"step-{step}")
-        refit_ms = pushed.durations_ms["total"]
-        print(f"{step:8} {np.mean(returns):8.1f} {rollout.generations[-1]:10} {refit_ms:9.2f}")
+    with WeightsClient(url) as client:
+        pushed = client.push(MODEL, agent, label="step-0")
+        print(f"{'step':>8} {'return':>8} {'generation':>10} {'refit ms':>9}")
+        for number in range(1, updates + 1):
+            rollout = actors.collect(pushed.generation)
+            # The server answered each step of the rollout with the pushed weights, and these are the learner's.
+            assert set(rollout.generations) == {pushed.generation}
+            assert learner.off_policy(rollout) < 1e-4
+            requests += len(rollout.generations)
+            returns = (returns + rollout.returns)[-20:]
+            learner.update(rollout, remaining=1 - (number - 1) / updates)
+            step = number * NUM_STEPS * NUM_ENVS
+            pushed = client.push(MODEL, agent, label=f"step-{step}")
+            refit_ms = pushed.durations_ms["total"]
+            print(f"{step:8} {np.mean(returns):8.1f} {rollout.generations[-1]:10} {refit_ms:9.2f}")
     print(f"{requests} requests in {updates} rollouts, each answered by the weights of the last update")
     print(f"generation {pushed.generation} serves; the last {len(returns)} episodes returned {np.mean(returns):.1f}")
 

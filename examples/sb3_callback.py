@@ -48,14 +48,14 @@ class Actor(nn.Module):
 class PushWeights(BaseCallback):
     """Pushes ``actor`` after each update, under the label ``step-N``.
 
-    SB3 calls ``on_rollout_end`` before it learns from the rollout. The first moment at which the new weights are there
-    is the start of the next rollout, or the end of the training.
+    SB3 learns from a rollout after ``on_rollout_end``, so new weights are first there at the start of the next rollout,
+    or at the end of the training.
     """
 
     def __init__(self, client: WeightsClient, model_name: str, actor: nn.Module) -> None:
         super().__init__()
         self.generation = 0
-        """The last one pushed: ``min_weights_generation`` of a request that must not see older weights."""
+        """The generation of the last push; as ``min_weights_generation`` it keeps older weights from answering."""
         self._client, self._model_name, self._actor = client, model_name, actor
 
     def _on_rollout_start(self) -> None:
@@ -94,7 +94,7 @@ class CompareActions(BaseCallback):
 
     def _compare(self) -> None:
         assert isinstance(self.model, PPO)
-        # Before the first rollout the buffer is all zeros: as good a question as any.
+        # Before the first rollout the buffer is all zeros, which can be compared as well.
         observations = self.model.rollout_buffer.observations.reshape(-1, 4).astype(np.float32)
         answer, parameters = ask(self._server, MODEL, observations, min_weights_generation=self._pushes.generation)
         expected, _ = self.model.predict(observations, deterministic=True)
@@ -120,8 +120,8 @@ def main() -> None:
     actor = Actor(model.policy)
     with tempfile.TemporaryDirectory() as repository:
         export(actor, torch.zeros(2, 4), Path(repository, MODEL), max_batch_size=4096)
-        with serving(Path(repository), f"--compile={arguments.compile}") as url:
-            pushes = PushWeights(WeightsClient(url), MODEL, actor)
+        with serving(Path(repository), f"--compile={arguments.compile}") as url, WeightsClient(url) as client:
+            pushes = PushWeights(client, MODEL, actor)
             compared = CompareActions(url, pushes)
             model.learn(arguments.total_timesteps, callback=[pushes, compared])
     reward, _ = evaluate_policy(model, env, n_eval_episodes=10)

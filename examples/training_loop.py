@@ -94,8 +94,8 @@ class PushWeights(TrainerCallback):
             self._after_push(self._client.push(self._model_name, model, label=label, persist=persist))
 
 
-class Exam:
-    """Held-out images, and how many of them the server reads right after each push."""
+class Evaluator:
+    """Measures the accuracy of the served network on held-out images after each push."""
 
     def __init__(self, url: str, images: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]) -> None:
         self._server = triton.InferenceServerClient(url)
@@ -121,9 +121,14 @@ def batches(images: torch.Tensor, labels: torch.Tensor) -> Iterator[tuple[torch.
 
 
 def train(
-    net: DigitsNet, data: tuple[torch.Tensor, torch.Tensor], steps: int, every: int, client: WeightsClient, exam: Exam
+    net: DigitsNet,
+    data: tuple[torch.Tensor, torch.Tensor],
+    steps: int,
+    every: int,
+    client: WeightsClient,
+    evaluate: Evaluator,
 ) -> None:
-    """The plain loop: a push is one more line."""
+    """A plain training loop: pushing is one more line."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=LEARNING_RATE)
     net.train()
     for step, (images, labels) in zip(range(1, steps + 1), batches(*data), strict=False):
@@ -132,7 +137,7 @@ def train(
         loss.backward()
         optimizer.step()
         if step % every == 0 or step == steps:
-            exam(client.push(MODEL, net, label=f"step-{step}"))
+            evaluate(client.push(MODEL, net, label=f"step-{step}"))
 
 
 def train_with_trainer(
@@ -180,14 +185,15 @@ def main() -> None:
     net = DigitsNet()
     with tempfile.TemporaryDirectory() as repository:
         export(net.eval(), torch.zeros(2, 1, 8, 8), Path(repository, MODEL), max_batch_size=512)
-        with serving(Path(repository), f"--compile={arguments.compile}") as url:
-            client, exam = WeightsClient(url), Exam(url, test_x, test_y)
+        with serving(Path(repository), f"--compile={arguments.compile}") as url, WeightsClient(url) as client:
+            evaluator = Evaluator(url, test_x, test_y)
             if arguments.trainer:
-                callback = PushWeights(client, MODEL, arguments.push_every, after_push=exam)
+                callback = PushWeights(client, MODEL, arguments.push_every, after_push=evaluator)
                 train_with_trainer(net, data, arguments.steps, callback)
             else:
-                train(net, data, arguments.steps, arguments.push_every, client, exam)
-    print(f"served accuracy: {exam.accuracies[0]:.3f} after the first push, {exam.accuracies[-1]:.3f} after the last")
+                train(net, data, arguments.steps, arguments.push_every, client, evaluator)
+    first, *_, last = evaluator.accuracies
+    print(f"served accuracy: {first:.3f} after the first push, {last:.3f} after the last")
 
 
 if __name__ == "__main__":

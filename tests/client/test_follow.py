@@ -68,7 +68,7 @@ def test_watch_tells_every_generation_once(live: Live, infer: Client) -> None:
 
 def test_watch_of_a_model_that_begins_anew_goes_on(live: Live, infer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a restart of the server, or an unload, generations are counted from 1."""
-    monkeypatch.setattr(calls, "WATCH_PATIENCE_S", 0.05)
+    monkeypatch.setattr(calls, "WATCH_TIMEOUT_S", 0.05)
     home = live.load(infer, SMALL)
     infer.push(home.name, arrays(SMALL, 1))
 

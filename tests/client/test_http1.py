@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from rebind.client.http1 import Broken, Endpoint, ReplyReader, encode_head, parse_url
-from rebind.client.messages import Bytes, Request
+from rebind.client.bodies import Bytes
+from rebind.client.flow import Request
+from rebind.client.http1 import Endpoint, NoReply, ReplyReader, encode_head, parse_url
 from rebind.errors import InvalidArgument, Unavailable
 
 ENDPOINT = Endpoint("localhost", 8000)
-GET = Request("GET", "/v2", repeatable=True)
+GET = Request("GET", "/v2", idempotent=True)
 PUSH = Request("POST", "/v2", body=Bytes(b"weights"))
 REPLY = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Two:  a b \r\nContent-Length: 7\r\n\r\n" + b'{"a":1}'
 
@@ -95,7 +96,7 @@ def test_connection_that_says_more_or_ends_is_not_used_again(rest: bytes) -> Non
     ],
 )
 def test_what_is_no_reply_is_said_with_the_address(wire: bytes) -> None:
-    with pytest.raises(Unavailable, match=r"http://localhost:8000: no answer of a Rebind server.*check the address"):
+    with pytest.raises(Unavailable, match=r"localhost:8000: not an answer of a Rebind server.*check the address"):
         ReplyReader(GET, ENDPOINT).feed(wire)
 
 
@@ -120,15 +121,15 @@ def test_error_text_never_goes_into_the_sink() -> None:
 
 
 def test_only_what_cannot_have_been_done_goes_out_again_unasked() -> None:
-    lost_answer = Broken(ConnectionResetError("reset"), sent=True, begun=False)
+    lost_answer = NoReply(ConnectionResetError("reset"), sent=True, begun=False)
     assert lost_answer.may_send_again(GET, reused=True)
     assert not lost_answer.may_send_again(GET, reused=False), "a server that has just been reached is down"
     assert not lost_answer.may_send_again(PUSH, reused=True)
     assert "is not known" in str(lost_answer.as_error(PUSH, ENDPOINT))
 
-    half_sent = Broken(BrokenPipeError("broken pipe"), sent=False, begun=False)
+    half_sent = NoReply(BrokenPipeError("broken pipe"), sent=False, begun=False)
     assert half_sent.may_send_again(PUSH, reused=True)
     assert "nothing has been changed" in str(half_sent.as_error(PUSH, ENDPOINT))
 
-    assert not Broken(ConnectionResetError("reset"), sent=True, begun=True).may_send_again(GET, reused=True)
-    assert not Broken(TimeoutError("timed out"), sent=True, begun=False).may_send_again(GET, reused=True)
+    assert not NoReply(ConnectionResetError("reset"), sent=True, begun=True).may_send_again(GET, reused=True)
+    assert not NoReply(TimeoutError("timed out"), sent=True, begun=False).may_send_again(GET, reused=True)

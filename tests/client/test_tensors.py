@@ -13,8 +13,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from rebind.client.files import TensorsBody, file_bodies
-from rebind.client.http1 import PIECE_BYTES
+from rebind.client.bodies import PIECE_BYTES, TensorsBody, file_bodies
 from rebind.client.tensors import named_tensors
 from rebind.engines.pytorch.dtypes import BY_TORCH
 from rebind.errors import InvalidArgument, WeightsRefused
@@ -76,7 +75,7 @@ def random_bits(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
 def test_torch_tensor_of_any_dtype_and_layout_keeps_its_bits(dtype: torch.dtype) -> None:
     matrix = random_bits(6, 8, dtype=dtype)
-    state = {
+    state: dict[Any, Any] = {
         "plain": matrix,
         "transposed": matrix.t(),
         "strided": matrix[1::2, 3:],
@@ -174,7 +173,7 @@ def test_large_tensors_go_out_in_pieces_and_small_ones_together() -> None:
 
 
 def test_everything_that_is_no_weight_is_named_at_once() -> None:
-    state = {
+    state: dict[Any, Any] = {
         "optimizer": {"lr": 0.1},
         "step": 7,
         "sparse": torch.zeros(3, 3).to_sparse(),
@@ -207,7 +206,7 @@ def test_file_of_another_kind_names_the_way_out(name: str, tmp_path: Path) -> No
 def test_index_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(text)
-    with pytest.raises(InvalidArgument, match="no index"):
+    with pytest.raises(InvalidArgument, match="not an index"):
         file_bodies(index)
 
 

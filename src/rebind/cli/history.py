@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def history(model: Model, url: Url = DEFAULT_URL, version: Version = None) -> None:
     """List the weights that a model has served, by generation.
 
-    The latest is last. Those marked as kept can be rolled back to, or asked for by a request.
+    Oldest first. Those marked as kept can be rolled back to, or asked for by a request.
     """
     from rebind.client import WeightsClient
     from rebind.console.output import result_console

@@ -12,11 +12,11 @@ from rebind.cli.remote import DEFAULT_URL, Model, Url, Version
 
 def pull(
     model: Model,
-    file: Annotated[Path, typer.Argument(show_default=False, help="The .safetensors file to write; may be there.")],
+    file: Annotated[Path, typer.Argument(show_default=False, help="The .safetensors file to write or replace.")],
     url: Url = DEFAULT_URL,
     version: Version = None,
 ) -> None:
-    """Download the weights that serve. The file appears when it is whole; one that is there is replaced then."""
+    """Download the weights that serve. The file is written, or replaced, once the download is complete."""
     from rebind.cli.remote import DIGEST_CHARACTERS
     from rebind.client import WeightsClient
     from rebind.console.progress import byte_progress

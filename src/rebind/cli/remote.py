@@ -1,4 +1,4 @@
-"""What the commands that speak to a running server have in common: their options, and how they print a change."""
+"""What the commands for a running server share: their options, and the text of an update."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://localhost:8000"
 DIGEST_CHARACTERS = 12
-"""Of a digest in a line for people: enough to tell two apart, and for `grep`."""
+"""How much of a digest is printed: enough to tell two apart."""
 
 Model = Annotated[str, typer.Argument(show_default=False, help="The name of a model that the server has loaded.")]
 Url = Annotated[str, typer.Option(envvar="REBIND_URL", help="Where the server listens for HTTP.")]
@@ -32,7 +32,7 @@ def generation_text(generation: int, label: str) -> str:
 
 
 def update_text(update: Update) -> str:
-    """One line on what became of a change."""
+    """One line about the result of a push or a rollback."""
     from rebind.console.text import format_bytes
 
     serving = generation_text(update.generation, update.label)

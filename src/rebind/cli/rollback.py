@@ -1,4 +1,4 @@
-"""``rebind rollback``: the weights before, on a running server."""
+"""``rebind rollback``: the previous weights, on a running server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def rollback(
     label: Label = "",
     if_match: IfMatch = None,
 ) -> None:
-    """Serve the weights that served before, as a new generation. Prints what serves now."""
+    """Serve the previous weights again, as a new generation. Prints what serves now."""
     from rebind.cli.remote import update_text
     from rebind.client import WeightsClient
 

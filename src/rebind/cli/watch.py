@@ -1,4 +1,4 @@
-"""``rebind watch``: a line for each generation of weights, as it comes."""
+"""``rebind watch``: a line for each new generation of weights."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rebind.cli.remote import DEFAULT_URL, DIGEST_CHARACTERS, Model, Url, Versio
 
 
 def watch(model: Model, url: Url = DEFAULT_URL, version: Version = None) -> None:
-    """Print which weights serve, and those that come.
+    """Print a line for the weights that serve, and for each new generation.
 
-    A line for each generation, as soon as it serves, until Ctrl-C.
+    Ends with Ctrl-C.
     """
     from rebind.client import WeightsClient
 

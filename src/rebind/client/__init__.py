@@ -1,9 +1,9 @@
-"""Weights into a running server, out of a training program: push, stage, patch, roll back, wait, watch, pull.
+"""The client: changes the weights of models on a running server from a training program.
 
     client = WeightsClient("http://localhost:8000")
     client.push("policy", model, label="step-1200")
 
-Needs the standard library and numpy. Torch is touched only where torch tensors are passed, or asked for.
+Needs numpy only; accepts torch's tensors and modules where torch is installed. Raises errors of :mod:`rebind.errors`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as a client needs it, without I/O: requests to bytes, bytes to replies, and what a lost answer means."""
+"""HTTP/1.1 for a client, without I/O: requests to bytes, bytes to replies, and what to do when no reply comes."""
 
 from __future__ import annotations
 
@@ -7,29 +7,27 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
-from rebind.client.messages import Reply
+from rebind.client.flow import Reply
 from rebind.errors import InvalidArgument, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rebind.client.messages import Request
+    from rebind.client.flow import Request
 
 DEFAULT_PORT = 8000
-CONTINUE_BYTES = 1 << 20
-"""A larger body is sent only when the server, which has seen the head, wants it."""
-CONTINUE_PATIENCE_S = 1.0
-"""How long to wait for that: what is between may not know of it (RFC 9110 section 10.1.1)."""
-PIECE_BYTES = 1 << 20
-"""Of a body, between two reports of progress."""
+CONTINUE_FROM_BYTES = 1 << 20
+"""A body that is larger waits for ``100 Continue``, so that a refusal does not cost the transfer."""
+CONTINUE_TIMEOUT_S = 1.0
+"""The body is sent after this time all the same: a proxy may not forward the 100 (RFC 9110 section 10.1.1)."""
 
 _HEAD_END = b"\r\n\r\n"
-_MOST_HEAD_BYTES = 64 * 1024
+_MAX_HEAD_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server listens; ``prefix`` goes before every path."""
+    """The address of a server. ``prefix`` comes before every path."""
 
     host: str
     port: int
@@ -40,12 +38,12 @@ class Endpoint:
 
     @property
     def authority(self) -> str:
-        """As the Host header has it."""
+        """The value of the Host header."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def parse_url(url: str) -> Endpoint:
-    """The endpoint of ``http://host:port``, or of ``host:port`` as tritonclient writes it; ``InvalidArgument``."""
+    """Parses ``http://HOST:PORT[/PREFIX]``, or ``HOST:PORT`` as tritonclient takes it; ``InvalidArgument``."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
         port = parts.port
@@ -57,7 +55,7 @@ def parse_url(url: str) -> Endpoint:
 
 
 def encode_head(request: Request, endpoint: Endpoint) -> bytes:
-    """The head of a request, its closing empty line included."""
+    """The head of a request, with the empty line at its end."""
     target = f"{endpoint.prefix}{request.path}"
     if request.query:
         target += f"?{urlencode(request.query)}"
@@ -71,15 +69,15 @@ def encode_head(request: Request, endpoint: Endpoint) -> bytes:
 
 
 def expects_continue(request: Request) -> bool:
-    """Whether the body waits for the server's leave."""
-    return request.body.nbytes > CONTINUE_BYTES
+    """Whether the body waits for ``100 Continue``."""
+    return request.body.nbytes > CONTINUE_FROM_BYTES
 
 
 class ReplyReader:
-    """Takes bytes of a connection until ``reply`` is there.
+    """Parses the reply to one request; ``reply`` is None until it is complete.
 
-    ``continued``: the server wants the body of the request. ``reusable``: the connection is good for another request.
-    Raises :class:`rebind.errors.Unavailable` for what is no HTTP/1.1 reply of known length.
+    ``continued``: the server has sent ``100 Continue``. ``reusable``: the connection can take another request.
+    Raises :class:`rebind.errors.Unavailable` unless the bytes are an HTTP/1.1 reply with a Content-Length.
     """
 
     def __init__(self, request: Request, endpoint: Endpoint) -> None:
@@ -97,22 +95,22 @@ class ReplyReader:
 
     @property
     def begun(self) -> bool:
-        """Whether some of the reply has come."""
+        """Whether any byte of the reply has arrived."""
         return bool(self._head) or self._headers is not None
 
     def feed(self, data: bytes) -> None:
-        """``data`` arrived."""
+        """Takes the next bytes from the connection."""
         while data and self.reply is None:
             data = self._feed_head(data) if self._headers is None else self._feed_body(data)
         if data:
-            self.reusable = False  # nothing was asked to which this could be the answer
+            self.reusable = False  # bytes that belong to no request
 
     def _feed_head(self, data: bytes) -> bytes:
         self._head += data
         end = self._head.find(_HEAD_END)
         if end < 0:
-            if len(self._head) > _MOST_HEAD_BYTES:
-                raise self._no_reply("its head has no end")
+            if len(self._head) > _MAX_HEAD_BYTES:
+                raise self._not_a_reply(f"its head is longer than {_MAX_HEAD_BYTES} bytes")
             return b""
         rest = bytes(self._head[end + len(_HEAD_END) :])
         status_line, *lines = bytes(self._head[:end]).decode("latin-1").split("\r\n")
@@ -147,7 +145,7 @@ class ReplyReader:
         version, _, rest = line.partition(" ")
         code = rest[:3]
         if not (version.startswith("HTTP/1.") and len(code) == 3 and code.isdecimal()):
-            raise self._no_reply(f"it begins with {line[:80]!r}")
+            raise self._not_a_reply(f"it begins with {line[:80]!r}")
         return int(code)
 
     def _parse_length(self, headers: Mapping[str, str]) -> int:
@@ -155,11 +153,11 @@ class ReplyReader:
             return 0
         text = headers.get("content-length", "")
         if not text.isdecimal():
-            raise self._no_reply(f"status {self._status} comes without a Content-Length")
+            raise self._not_a_reply(f"status {self._status} comes without a Content-Length")
         return int(text)
 
-    def _no_reply(self, problem: str) -> Unavailable:
-        return Unavailable(f"{self._endpoint}: no answer of a Rebind server: {problem}; check the address")
+    def _not_a_reply(self, problem: str) -> Unavailable:
+        return Unavailable(f"{self._endpoint}: not an answer of a Rebind server: {problem}; check the address")
 
 
 def _parse_headers(lines: list[str]) -> dict[str, str]:
@@ -169,37 +167,36 @@ def _parse_headers(lines: list[str]) -> dict[str, str]:
 
 def unreachable(endpoint: Endpoint, error: OSError) -> Unavailable:
     """The error for a connection that cannot be made."""
-    reason = error.strerror or str(error) or "it took too long"
+    reason = error.strerror or str(error) or "timed out"
     return Unavailable(
         f"cannot connect to {endpoint}: {reason}; is `rebind serve` running there, with that --http-port?"
     )
 
 
-class Broken(Exception):
-    """A request got no answer for ``reason``; ``sent`` whole, or not. ``begun``: some of the answer has come."""
+class NoReply(Exception):
+    """A request got no whole reply. ``sent``: the request was sent whole. ``begun``: part of the reply has come."""
 
     def __init__(self, reason: Exception, *, sent: bool, begun: bool) -> None:
         super().__init__(str(reason))
         self._sent = sent
         self._begun = begun
-        self._reason = "it took too long" if isinstance(reason, TimeoutError) else reason
         self._timed_out = isinstance(reason, TimeoutError)
+        self._reason = "timed out" if self._timed_out else reason
 
     def may_send_again(self, request: Request, *, reused: bool) -> bool:
-        """Whether the request may go out once more, on a new connection.
+        """Whether the request may be sent once more, on a new connection.
 
-        Only when the connection had served before, so that the server may merely have closed it meanwhile; and only
-        what does nothing new the second time, or cannot have been done: no server acts on a request that it has not
-        got whole.
+        Only if the connection was ``reused``: the server may have closed it while it was idle. And only if the request
+        is idempotent, or cannot have been carried out because it was not sent whole.
         """
-        return reused and not self._begun and not self._timed_out and (request.repeatable or not self._sent)
+        return reused and not self._begun and not self._timed_out and (request.idempotent or not self._sent)
 
     def as_error(self, request: Request, endpoint: Endpoint) -> Unavailable:
-        """What it means to the caller."""
+        """The error for the caller, which says whether anything can have changed."""
         if request.method == "GET":
             consequence = "nothing has been changed"
         elif not self._sent:
-            consequence = "the server did not get it whole, so nothing has been changed"
+            consequence = "the request was not sent whole, so nothing has been changed"
         else:
-            consequence = "whether it was done is not known: ask for the weights, and compare generation and digest"
+            consequence = "whether it was carried out is not known: compare generation and digest of what serves"
         return Unavailable(f"{endpoint}: no answer to {request.method} {request.path}: {self._reason}; {consequence}")

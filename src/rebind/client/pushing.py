@@ -1,90 +1,101 @@
-"""Pushing tensors: over the network, or through memory that is shared with the server once pushes follow each other."""
+"""Pushing tensors: over the network, or through memory that is shared with a server on this machine."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rebind.client.calls import post
-from rebind.client.files import TensorsBody
+from rebind.client.bodies import TensorsBody
+from rebind.client.calls import push_body
 from rebind.client.tensors import named_tensors, total_nbytes
 from rebind.errors import Conflict, MemoryExceeded, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rebind.client.calls import Options, Target
-    from rebind.client.messages import Conversation, Progress
+    from rebind.client.bodies import Progress
+    from rebind.client.calls import Target, UpdateOptions
+    from rebind.client.flow import Flow
     from rebind.client.results import Update
-    from rebind.client.staging import Opening, OpenStage
-    from rebind.client.tensors import WeightTensor
+    from rebind.client.staging import OpenStage, StageOpener
+    from rebind.client.tensors import Tensors, WeightTensor
 
 SHARED_FROM_BYTES = 1 << 20
-"""From this size on memory may be shared: the calls that it takes cost more than a small body."""
+"""Smaller sets always go over the network: a stage costs more requests than it saves bytes."""
 LEASE_S = 60.0
-"""Pushes follow each other when no more time than this is between them: so long the server keeps the region."""
+"""How long after a push the server keeps the shared memory for the next one."""
 
 
-class Pushing:
-    """Pushes of tensors, for one client.
+class Pusher:
+    """The pushes of one client.
 
-    The pages of a fresh region take longer than a loopback connection; warm ones take less, and nothing of the server's
-    event loop. So the first push goes over the network, and a region is opened when another one follows soon. There is
-    one at a time, for the latest model.
+    A full push goes through shared memory if it follows another push of the same model within ``LEASE_S``. The first
+    push does not, because memory that is used for the first time is slower than a local connection. One stage is kept
+    at most: the server keeps memory for one set of weights per client, until ``LEASE_S`` after the last push.
     """
 
-    def __init__(self, opening: Opening) -> None:
-        self._opening = opening
-        self._latest: tuple[Target, float] | None = None
-        self._warm: tuple[Target, OpenStage] | None = None
+    def __init__(self, opener: StageOpener) -> None:
+        self._opener = opener
+        self._last_push: tuple[Target, float] | None = None
+        self._kept: tuple[Target, OpenStage] | None = None
 
     def push(
-        self, target: Target, mode: str, given: Any, options: Options, progress: Progress | None
-    ) -> Conversation[Update]:
-        """By the road that suits; where the other one fails for its own reasons, over the network."""
-        tensors = named_tensors(given)
+        self, target: Target, mode: str, weights: Tensors, options: UpdateOptions, progress: Progress | None
+    ) -> Flow[Update]:
+        """Makes ``weights`` serve. Where shared memory cannot be used, they go over the network."""
+        tensors = named_tensors(weights)
         update = None
-        if mode == "full" and total_nbytes(tensors) >= SHARED_FROM_BYTES and self._follows(target):
-            update = yield from self._share(target, tensors, options, progress)
+        if mode == "full" and total_nbytes(tensors) >= SHARED_FROM_BYTES and self._follows_push_of(target):
+            update = yield from self._push_shared(target, tensors, options, progress)
         if update is None:
-            update = yield from post(target, mode, TensorsBody(tensors), options, progress)
-        self._latest = target, time.monotonic()
+            update = yield from push_body(target, mode, TensorsBody(tensors), options, progress)
+        self._last_push = target, time.monotonic()
         return update
 
-    def close(self) -> Conversation[None]:
-        """Gives the region back."""
-        if self._warm is not None:
-            (_, stage), self._warm = self._warm, None
+    def close(self) -> Flow[None]:
+        """Gives the shared memory back."""
+        if self._kept is not None:
+            (_, stage), self._kept = self._kept, None
             yield from stage.abort()
 
-    def _follows(self, target: Target) -> bool:
-        return self._latest is not None and self._latest[0] == target and time.monotonic() - self._latest[1] < LEASE_S
+    def _follows_push_of(self, target: Target) -> bool:
+        if self._last_push is None:
+            return False
+        last_target, pushed_at = self._last_push
+        return last_target == target and time.monotonic() - pushed_at < LEASE_S
 
-    def _share(
-        self, target: Target, tensors: Sequence[WeightTensor], options: Options, progress: Progress | None
-    ) -> Conversation[Update | None]:
-        """None, and nothing changed, where memory cannot be shared, or the server is to say what does not fit."""
+    def _push_shared(
+        self, target: Target, tensors: Sequence[WeightTensor], options: UpdateOptions, progress: Progress | None
+    ) -> Flow[Update | None]:
+        """None, with nothing changed, if shared memory cannot be used now, or if ``tensors`` do not fit the slots.
+
+        Tensors that do not fit are left to the server, which accepts the prefixes of wrappers and lists every fault.
+        """
         stage = yield from self._take(target)
         if stage is None:
             return None
+        update = None
         try:
-            if stage.misfits(tensors):
-                return None
-            stage.begin()
-            yield from stage.write(tensors, progress)
-            update = yield from stage.commit(options, keep=True)
-            yield from self.close()
-            self._warm = target, stage
-            return update
+            if not stage.misfits(tensors):
+                stage.clear()
+                yield from stage.write(tensors, progress)
+                update = yield from stage.commit(options, keep=True)
         except (Conflict, MemoryExceeded, NotFound):
-            return None
+            pass
         finally:
-            if self._warm is None or self._warm[1] is not stage:
+            if update is None:
                 yield from stage.abort()
+        if update is not None:
+            yield from self._keep(target, stage)
+        return update
 
-    def _take(self, target: Target) -> Conversation[OpenStage | None]:
-        """The warm stage, which no other call gets until it is put back, or a new one."""
-        if self._warm is not None and self._warm[0] == target:
-            (_, stage), self._warm = self._warm, None
+    def _take(self, target: Target) -> Flow[OpenStage | None]:
+        """The kept stage, which no other push can take meanwhile, or a new one; None without shared memory."""
+        if self._kept is not None and self._kept[0] == target:
+            (_, stage), self._kept = self._kept, None
             return stage
-        return (yield from self._opening.shared_stage(target, {"mode": "full", "lease_s": LEASE_S}))
+        return (yield from self._opener.open_shared(target, {"mode": "full", "lease_s": LEASE_S}))
+
+    def _keep(self, target: Target, stage: OpenStage) -> Flow[None]:
+        yield from self.close()
+        self._kept = target, stage

@@ -1,4 +1,4 @@
-"""What calls about weights return: the server's JSON as frozen dataclasses."""
+"""The results of calls about weights: the server's JSON as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What became of a push, a commit or a rollback.
+    """The result of a push, a commit or a rollback.
 
-    ``outcome``: ``committed``; ``unchanged`` when the weights are those that serve already, so that nothing was done
-    (``generation`` and ``label`` are those that serve); ``valid`` for a dry run that would have been accepted.
-    ``received_bytes`` came over the network; ``copied_bytes`` are those that the server stored, ``shared_bytes`` those
-    that it had already. ``durations_ms``: ``receive``, ``stage``, ``persist``, ``commit``, ``total``.
+    ``outcome``: ``"committed"``; ``"unchanged"`` if equal weights served already, so that nothing was done and
+    ``generation`` and ``label`` are theirs; ``"valid"`` for a dry run that succeeded. ``received_bytes`` came over the
+    network; ``copied_bytes`` were stored anew, ``shared_bytes`` were in the server's memory already. Keys of
+    ``durations_ms``: ``receive``, ``stage``, ``persist``, ``commit``, ``total``.
     """
 
     model: str
@@ -34,12 +34,12 @@ class Update:
 
     @property
     def committed(self) -> bool:
-        """Whether a new generation serves."""
+        """True if a new generation serves."""
         return self.outcome == "committed"
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Update:
-        """Of the server's report; keys that are not known are left out."""
+        """From the server's report; ignores keys that it does not know."""
         return cls(
             model=document["model_name"],
             version=int(document["model_version"]),
@@ -57,7 +57,10 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRecord:
-    """One line of a version's history: ``cause`` made ``generation`` serve. ``committed_at``: seconds of the epoch."""
+    """One generation in a version's history. ``cause``: what made it serve, such as ``push``.
+
+    ``committed_at`` is in seconds since the epoch.
+    """
 
     generation: int
     label: str
@@ -70,16 +73,17 @@ class GenerationRecord:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> GenerationRecord:
-        """Of an entry of the server's ``history``."""
+        """From an entry of the server's ``history``."""
         return cls(**{name: document[name] for name in cls.__slots__})
 
 
 @dataclass(frozen=True, slots=True)
 class SlotInfo:
-    """A place for one weight tensor: its name in the state dict, safetensors' name of its dtype, its shape.
+    """A slot: the place of one weight tensor in a model.
 
-    ``required``: a full set must have it. ``used``: the graph reads it; the value of another one is accepted and
-    dropped. ``tied_to``: the slot whose tensor this one shares, if any.
+    ``name`` is its name in the state dict; ``dtype`` is safetensors' name of its element type, such as ``F32``.
+    ``required``: a full set of weights must have it. ``used``: the model reads it; the value of a slot that it does not
+    read is accepted and dropped. ``tied_to``: the slot that it shares its tensor with, if any.
     """
 
     name: str
@@ -91,7 +95,7 @@ class SlotInfo:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> SlotInfo:
-        """Of an entry of the server's ``slots``, of the weights or of a region."""
+        """From an entry of the server's ``slots``, of the weights or of a stage's region."""
         return cls(
             name=document["name"],
             dtype=document["dtype"],
@@ -104,11 +108,12 @@ class SlotInfo:
 
 @dataclass(frozen=True, slots=True)
 class WeightsInfo:
-    """The weights of a version that serve, and which did.
+    """The weights that a version of a model serves, and its history.
 
-    ``state``: ``SERVING``, ``STAGING``, ``COMMITTING``, ``PENDING`` (none yet; generation 0) or ``PAGED``.
-    ``retained``: the generations that a rollback or a request can still ask for. ``refusal``: why the newest weights in
-    the repository do not serve, if so. ``history`` is in the order of time. ``slots`` is empty unless asked for.
+    ``state``: ``SERVING``, ``STAGING``, ``COMMITTING``, ``PENDING`` (no weights yet; generation 0) or ``PAGED`` (out of
+    memory until the next request). ``retained``: the generations that can be rolled back to, or asked for by a request.
+    ``refusal``: why the newest weights in the repository were refused, if they were. ``history``: oldest first.
+    ``slots``: empty unless asked for.
     """
 
     model: str
@@ -128,7 +133,7 @@ class WeightsInfo:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> WeightsInfo:
-        """Of the body of ``GET .../weights``; keys that are not known are left out."""
+        """From the body of ``GET .../weights``; ignores keys that it does not know."""
         return cls(
             model=document["model_name"],
             version=int(document["model_version"]),
@@ -149,7 +154,7 @@ class WeightsInfo:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """Weights that were downloaded: the file, its size, and which generation it holds."""
+    """A file of downloaded weights: its size, and the generation and digest of its weights."""
 
     path: Path
     nbytes: int

@@ -1,75 +1,58 @@
-"""Stages: tensors on their way into a server, in its own memory where that can be reached, else in buffers of ours."""
+"""Stages: tensors on their way into a server, and the arrays that a user writes them into."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from rebind.client.calls import abort, ask, commit, stage_path, weights
-from rebind.client.files import TensorsBody
-from rebind.client.messages import Locate, Request, Work, json_body
-from rebind.client.region import Region
-from rebind.client.tensors import BY_NAME, BufferTensor, total_nbytes
-from rebind.errors import Fault, MemoryExceeded, NotFound, WeightsRefused
+import numpy.typing as npt
+
+from rebind.client.bodies import TensorsBody, json_body
+from rebind.client.calls import abort, commit, open_stage, send, stage_path, weights
+from rebind.client.flow import CheckLocal, Request, Work
+from rebind.client.slot_memory import Buffers, SharedRegion
+from rebind.client.tensors import total_nbytes
+from rebind.errors import Fault, MemoryExceeded, WeightsRefused
 from rebind.tensor import format_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
-
-    from rebind.client.calls import Options, Target
-    from rebind.client.messages import Conversation, Progress, Reply
+    from rebind.client.bodies import Progress
+    from rebind.client.calls import Target, UpdateOptions
+    from rebind.client.flow import Flow
     from rebind.client.results import SlotInfo, Update
-    from rebind.client.tensors import WeightTensor
+    from rebind.client.slot_memory import SlotMemory
+    from rebind.client.tensors import BufferTensor, WeightTensor
 
-_WORK_BYTES = 16 << 20
-"""Copied between two reports of progress."""
+View = TypeVar("View")
 
-
-class _Buffers:
-    """In place of a :class:`rebind.client.region.Region`, for a server elsewhere: memory of ours, taken when needed."""
-
-    def __init__(self, slots: Sequence[SlotInfo]) -> None:
-        self.slots = {slot.name: slot for slot in slots}
-        self.unread: AbstractSet[str] = frozenset()  # the server drops what it does not need
-        self._memory: dict[str, memoryview] = {}
-
-    def place(self, name: str) -> object:
-        return self.slots[name].tied_to or name
-
-    def tensor(self, name: str) -> BufferTensor:
-        slot = self.slots[name]
-        place = slot.tied_to or name
-        element = BY_NAME[slot.dtype]
-        if place not in self._memory:
-            self._memory[place] = memoryview(bytearray(element.nbytes(slot.shape)))
-        return BufferTensor(name, element, slot.shape, self._memory[place])
+_BATCH_BYTES = 16 << 20
+"""Tensors are copied in batches of about this size; progress is reported after each."""
 
 
 class OpenStage:
-    """A stage at the server and the memory for its tensors.
+    """A stage that the server has opened, and the memory for its tensors.
 
-    The slots whose memory anybody has asked for count as written, from round to round: they go into the weights.
+    A slot counts as written once its memory was asked for, until :meth:`clear`.
     """
 
-    def __init__(self, target: Target, document: Mapping[str, Any], memory: Region | _Buffers) -> None:
+    def __init__(self, target: Target, document: Mapping[str, Any], memory: SlotMemory) -> None:
         self.path = stage_path(target, document)
         self.open = True
         self._memory = memory
-        self._lease_s: float = document["lease_s"]
         self._written: dict[str, BufferTensor] = {}
         self._prepared = False
 
     @property
     def slots(self) -> Mapping[str, SlotInfo]:
-        """The model's, by name."""
+        """The model's slots by name."""
         return self._memory.slots
 
     @property
     def shared(self) -> bool:
-        """Whether what is written is the server's memory."""
-        return isinstance(self._memory, Region)
+        """Whether the memory is the server's."""
+        return isinstance(self._memory, SharedRegion)
 
     def tensor(self, name: str) -> BufferTensor:
         """The memory of a slot, which counts as written from now on; ``KeyError``."""
@@ -80,13 +63,13 @@ class OpenStage:
             self._written[name] = self._memory.tensor(name)
         return self._written[name]
 
-    def begin(self) -> None:
-        """Nothing counts as written any more."""
+    def clear(self) -> None:
+        """From now on no slot counts as written."""
         self._written.clear()
         self._prepared = False
 
     def misfits(self, tensors: Sequence[WeightTensor]) -> list[Fault]:
-        """What keeps ``tensors`` from being written as they are."""
+        """Why ``tensors`` cannot be written to the slots of their names; empty if they can."""
         faults = []
         at_place: dict[object, WeightTensor] = {}
         for tensor in tensors:
@@ -101,42 +84,39 @@ class OpenStage:
                 faults.append(Fault(repr(tensor.name), "is tied to another slot, for which there is another tensor"))
         return faults
 
-    def write(self, tensors: Sequence[WeightTensor], progress: Progress | None) -> Conversation[None]:
-        """Copies ``tensors``, each once; :class:`rebind.errors.WeightsRefused`, before any, if one does not fit."""
+    def write(self, tensors: Sequence[WeightTensor], progress: Progress | None) -> Flow[None]:
+        """Copies ``tensors``, tied ones once; :class:`rebind.errors.WeightsRefused`, and none, if any does not fit."""
         faults = self.misfits(tensors)
         if faults:
             raise WeightsRefused("weights to stage", faults)
-        once = {self._memory.place(tensor.name): tensor for tensor in reversed(tensors)}
-        done, total = 0, total_nbytes(once.values())
-        for batch in _batches(list(once.values())):
+        untied = {self._memory.place(tensor.name): tensor for tensor in reversed(tensors)}.values()
+        done, total = 0, total_nbytes(untied)
+        for batch in _batches(list(untied)):
             yield Work(partial(self._copy, batch))
             done += total_nbytes(batch)
             if progress is not None:
                 progress(done, total)
 
-    def prepare(self) -> Conversation[None]:
-        """Has the server check, copy and bind what was written: all but the swap. A commit then takes that."""
-        names = sorted(self._written.keys() - self._memory.unread)
+    def prepare(self) -> Flow[None]:
+        """Sends what was written, unless it is in shared memory, and has the server check, copy and bind it."""
+        names = sorted(self._written.keys() - self._memory.unsent)
         if not self.shared:
-            body = TensorsBody([self._written[name] for name in names])
-            yield from self._ask(Request("PUT", self.path, body=body, repeatable=True))
-        document = {"names": names} if self.shared else {}
-        yield from self._ask(Request("POST", f"{self.path}/prepare", body=json_body(document), repeatable=True))
+            tensors = TensorsBody([self._written[name] for name in names])
+            yield from send(Request("PUT", self.path, body=tensors, idempotent=True), weights_sent=True)
+        body = json_body({"names": names} if self.shared else {})
+        yield from send(Request("POST", f"{self.path}/prepare", body=body, idempotent=True), weights_sent=True)
         self._prepared = True
 
-    def commit(self, options: Options, *, keep: bool) -> Conversation[Update]:
-        """What was written serves. The stage is over unless ``keep`` or a dry run."""
+    def commit(self, options: UpdateOptions, *, keep: bool) -> Flow[Update]:
+        """Makes what was prepared serve; prepares first if need be. Ends the stage, unless ``keep`` or a dry run."""
         if not self._prepared:
             yield from self.prepare()
-        try:
-            update = yield from commit(self.path, options, keep=keep)
-        except NotFound as error:
-            raise self._lapsed(error) from None
+        update = yield from commit(self.path, options, keep=keep)
         self._prepared = options.dry_run
         self.open = keep or options.dry_run
         return update
 
-    def abort(self) -> Conversation[None]:
+    def abort(self) -> Flow[None]:
         """Ends the stage, if it is open."""
         if self.open:
             self.open = False
@@ -146,65 +126,86 @@ class OpenStage:
         for tensor in tensors:
             tensor.copy_to(self.tensor(tensor.name).data())
 
-    def _ask(self, request: Request) -> Conversation[Reply]:
-        try:
-            return (yield from ask(request, weights_sent=True))
-        except NotFound as error:
-            raise self._lapsed(error) from None
 
-    def _lapsed(self, error: NotFound) -> NotFound:
-        self.open = False
-        return NotFound(
-            f"{error}; a stage lapses {self._lease_s:g} s after its last call, at its time limit, and when the server "
-            "restarts: open a new one"
-        )
-
-
-class Opening:
-    """Opens stages for one client, which learns here whether it can share memory with the server."""
+class StageOpener:
+    """Opens stages for one client. Remembers whether the server's memory can be mapped here."""
 
     def __init__(self) -> None:
-        self._reachable = True
+        self._can_share = True
 
-    def stage(self, target: Target, settings: Mapping[str, Any]) -> Conversation[OpenStage]:
-        """A stage, in shared memory if that can be; ``settings`` are ``mode``, ``lease_s``, ``time_limit_s``."""
-        stage = yield from self.shared_stage(target, settings)
+    def open(self, target: Target, settings: Mapping[str, Any]) -> Flow[OpenStage]:
+        """Opens a stage, in shared memory if possible; ``settings``: ``mode``, ``lease_s``, ``time_limit_s``."""
+        stage = yield from self.open_shared(target, settings)
         if stage is not None:
             return stage
         info = yield from weights(target, slots=True)
-        document = yield from _post_stage(target, {**settings, "shm": False})
-        return OpenStage(target, document, _Buffers(info.slots))
+        document = yield from open_stage(target, {**settings, "shm": False})
+        return OpenStage(target, document, Buffers(info.slots))
 
-    def shared_stage(self, target: Target, settings: Mapping[str, Any]) -> Conversation[OpenStage | None]:
-        """A stage in shared memory; None where the server is elsewhere, or has no memory to spare for a region."""
-        if not (self._reachable and (yield Locate())):
+    def open_shared(self, target: Target, settings: Mapping[str, Any]) -> Flow[OpenStage | None]:
+        """Opens a stage in shared memory; None if the server is elsewhere or has no memory to spare."""
+        if not (self._can_share and (yield CheckLocal())):
             return None
         try:
-            document = yield from _post_stage(target, {**settings, "shm": True})
+            document = yield from open_stage(target, {**settings, "shm": True})
         except MemoryExceeded:
             return None
         try:
-            return OpenStage(target, document, Region(document["region"]))
+            return OpenStage(target, document, SharedRegion(document["region"]))
         except OSError:
-            self._reachable = False
+            self._can_share = False
             yield from abort(stage_path(target, document))
             return None
 
 
-def _post_stage(target: Target, settings: Mapping[str, Any]) -> Conversation[Mapping[str, Any]]:
-    reply = yield from ask(Request("POST", target.path("stages"), body=json_body(settings)))
-    document: Mapping[str, Any] = reply.json()
-    return document
+class _Views(Mapping[str, View]):
+    """One view of each slot's memory, made when it is asked for."""
+
+    def __init__(self, stage: OpenStage, view: Callable[[BufferTensor], View]) -> None:
+        self._stage = stage
+        self._view = view
+
+    def __getitem__(self, name: str) -> View:
+        return self._view(self._stage.tensor(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stage.slots)
+
+    def __len__(self) -> int:
+        return len(self._stage.slots)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._stage.slots
+
+
+class StageViews(_Views[npt.NDArray[Any]]):
+    """What both clients' stages have in common: a mapping of the model's slots to arrays."""
+
+    def __init__(self, stage: OpenStage) -> None:
+        super().__init__(stage, lambda tensor: tensor.array())
+
+    def torch(self) -> Mapping[str, Any]:
+        """The same memory as torch tensors of the slots' own dtypes: ``stage.torch()["fc.weight"].copy_(weight)``."""
+        return _Views(self._stage, lambda tensor: tensor.torch())
+
+    @property
+    def slots(self) -> Mapping[str, SlotInfo]:
+        """The model's slots by name: dtype, shape, and whether it is required."""
+        return self._stage.slots
+
+    @property
+    def shared(self) -> bool:
+        """True if the arrays are the server's own memory; else they are sent when the stage is prepared."""
+        return self._stage.shared
 
 
 def _batches(tensors: Sequence[WeightTensor]) -> Iterator[list[WeightTensor]]:
-    """Runs of tensors, each of about as many bytes as are copied between two reports."""
     batch: list[WeightTensor] = []
     nbytes = 0
     for tensor in tensors:
         batch.append(tensor)
         nbytes += tensor.nbytes
-        if nbytes >= _WORK_BYTES:
+        if nbytes >= _BATCH_BYTES:
             yield batch
             batch, nbytes = [], 0
     if batch:

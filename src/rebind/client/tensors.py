@@ -1,17 +1,18 @@
-"""Tensors of a training program as the bytes of weights: numpy's and torch's, wherever and however they lie.
+"""Tensors of a training program as the bytes of weights: numpy's and torch's, on any device and in any layout.
 
-Torch is never imported here: a torch tensor brings it along. An array of another library's element type (``bfloat16``
-of ml_dtypes, which JAX uses) is known by the type's name.
+Torch is imported only to make torch tensors; whoever passes one has imported it. Element types are known by name, so
+that numpy arrays of ml_dtypes' types (``bfloat16``, which JAX uses) are understood without that library.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -23,25 +24,40 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+class HasStateDict(Protocol):
+    """Something with a state dict, such as a torch module."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Tensors by name."""
+        ...
+
+
+Tensors: TypeAlias = Mapping[str, Any] | HasStateDict
+"""numpy arrays or torch tensors by name (a state dict), or a torch module."""
+Weights: TypeAlias = Tensors | str | os.PathLike[str]
+"""Tensors, or the path of a file that has them."""
+
+
 @dataclass(frozen=True, slots=True)
 class ElementType:
-    """An element type: safetensors' name, the name that numpy and torch have for it, bits, and the view that numpy has.
+    """An element type.
 
-    ``view`` is ``uint8`` or ``uint16`` where plain numpy lacks the type; such arrays hold bit patterns.
+    ``name`` is safetensors' name for it, ``dtype`` numpy's and torch's. ``view`` is the numpy type of its arrays: for
+    types that plain numpy lacks, unsigned integers with the same bits.
     """
 
     name: str
-    common: str
+    dtype: str
     bits: int
     view: str
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
-        """Bytes of a dense tensor."""
+        """Bytes of a tensor of this type."""
         return math.prod(shape) * self.bits // 8
 
     @property
     def packed(self) -> int:
-        """Elements in one of torch's, which keeps those of less than a byte together."""
+        """How many elements torch packs into one of its own: more than 1 for types of less than a byte."""
         return max(1, 8 // self.bits)
 
 
@@ -68,33 +84,33 @@ _ELEMENT_TYPES = (
     ElementType("F4", "float4_e2m1fn_x2", 4, "u1"),
 )
 BY_NAME = {element.name: element for element in _ELEMENT_TYPES}
-"""By safetensors' names."""
-_BY_COMMON = {element.common: element for element in _ELEMENT_TYPES}
+"""Element types by safetensors' names."""
+_BY_DTYPE = {element.dtype: element for element in _ELEMENT_TYPES}
 
 
 class WeightTensor(Protocol):
-    """A named tensor of the client's, in whatever place and layout. ``shape`` counts elements of ``element``.
-
-    ``memory`` is equal for tensors that are one and the same memory (tied parameters), and for no others.
-    """
+    """A named tensor, on any device and in any layout. ``shape`` counts elements of ``element``."""
 
     name: str
     element: ElementType
     shape: tuple[int, ...]
 
     @property
-    def memory(self) -> object: ...
+    def memory(self) -> object:
+        """Equal for tensors that are views of the same memory (tied parameters), and for no others."""
+        ...
 
     @property
     def nbytes(self) -> int:
+        """Bytes of its values."""
         return self.element.nbytes(self.shape)
 
     def data(self) -> memoryview:
-        """Its bytes, row-major and little-endian; a copy only if they do not lie so in this machine's memory."""
+        """Its bytes, row-major and little-endian: a view if they are in main memory like that, else a copy."""
         ...
 
     def copy_to(self, target: memoryview) -> None:
-        """Writes those bytes, of which ``target`` has room for exactly as many, with one copy."""
+        """Copies those bytes, once, into ``target``, which has ``nbytes`` bytes."""
         ...
 
 
@@ -143,7 +159,7 @@ class _TorchTensor(WeightTensor):
 
 
 class BufferTensor(WeightTensor):
-    """A tensor that lies row-major in ``buffer``."""
+    """A tensor whose bytes are those of ``buffer``, row-major."""
 
     def __init__(self, name: str, element: ElementType, shape: tuple[int, ...], buffer: memoryview) -> None:
         self.name = name
@@ -162,39 +178,38 @@ class BufferTensor(WeightTensor):
         target[:] = self._buffer
 
     def array(self) -> npt.NDArray[Any]:
-        """It as an array over ``buffer``; bytes without shape where elements are smaller than one."""
+        """A numpy array over ``buffer``; one-dimensional bytes for types of less than a byte."""
         flat = np.frombuffer(self._buffer, self.element.view)
         return flat.reshape(self.shape) if self.element.packed == 1 else flat
 
     def torch(self) -> Any:
-        """It as a torch tensor over ``buffer``."""
+        """A torch tensor over ``buffer``."""
         torch = importlib.import_module("torch")
-        dtype = getattr(torch, self.element.common)
+        dtype = getattr(torch, self.element.dtype)
         shape = self.shape
         if self.element.packed > 1 and shape:
             shape = (*shape[:-1], shape[-1] // self.element.packed)
-        return (
-            torch.frombuffer(self._buffer, dtype=dtype).view(shape) if self.nbytes else torch.empty(shape, dtype=dtype)
-        )
+        if not self.nbytes:  # frombuffer refuses an empty buffer
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(self._buffer, dtype=dtype).view(shape)
 
 
-def named_tensors(weights: Any) -> list[WeightTensor]:
-    """The tensors of a state dict, or of what has one (a torch module), in its order.
+def named_tensors(weights: Tensors) -> list[WeightTensor]:
+    """The tensors of a state dict, or of a torch module, in its order.
 
-    Raises :class:`rebind.errors.InvalidArgument` for what is neither, :class:`rebind.errors.WeightsRefused` with every
-    entry that is no tensor, or none that can be a weight.
+    Raises :class:`rebind.errors.InvalidArgument` if ``weights`` is neither, :class:`rebind.errors.WeightsRefused` with
+    every entry that cannot be a weight.
     """
     state = weights.state_dict() if hasattr(weights, "state_dict") else weights
     if not isinstance(state, Mapping):
-        raise InvalidArgument(
-            f"weights: expected a state dict, a torch module, or the path of a file, got {type(weights).__name__}"
-        )
+        kind = type(weights).__name__
+        raise InvalidArgument(f"weights: expected a state dict, a torch module, or the path of a file, got {kind}")
     tensors: list[WeightTensor] = []
     faults = []
     for name, value in state.items():
         try:
             tensors.append(_tensor(name, value))
-        except _NoTensor as problem:
+        except _NotAWeight as problem:
             faults.append(Fault(repr(name), str(problem)))
     if faults:
         raise WeightsRefused("weights to send", faults)
@@ -202,43 +217,43 @@ def named_tensors(weights: Any) -> list[WeightTensor]:
 
 
 def total_nbytes(tensors: Iterable[WeightTensor]) -> int:
-    """Bytes of all, each as often as it is named."""
+    """Bytes of all tensors; tied ones count each time."""
     return sum(tensor.nbytes for tensor in tensors)
 
 
-class _NoTensor(Exception):
-    """The text says why."""
+class _NotAWeight(Exception):
+    """A value cannot be a weight; the text says why."""
 
 
 def _tensor(name: object, value: Any) -> WeightTensor:
     if not isinstance(name, str):
-        raise _NoTensor("its name is no text")
+        raise _NotAWeight("its name is not a string")
     if any((kind.__module__, kind.__name__) == ("torch", "Tensor") for kind in type(value).__mro__):
         return _TorchTensor(name, _element(str(value.dtype).removeprefix("torch.")), _plain(value))
     if isinstance(value, np.ndarray | np.generic):
         return _NumpyTensor(name, _element(value.dtype.name), np.asarray(value))
     if isinstance(value, Mapping):
-        raise _NoTensor(f"is a mapping of its own: send the weights in it, as weights[{name!r}]")
-    raise _NoTensor(f"is of type {type(value).__name__}, no tensor; leave it out")
+        raise _NotAWeight(f"is a mapping of its own: send the weights in it, as weights[{name!r}]")
+    raise _NotAWeight(f"is of type {type(value).__name__}, not a tensor; leave it out")
 
 
 def _plain(tensor: Any) -> Any:
-    """``tensor``, which has its values, all of them, in a dense block of memory."""
+    """Returns ``tensor`` if all of its values are here and it is dense."""
     if hasattr(tensor, "full_tensor"):
-        raise _NoTensor(
+        raise _NotAWeight(
             "is spread over several processes: gather it with full_tensor() in all of them, send it from one"
         )
     if tensor.is_meta:
-        raise _NoTensor("has no values (it is on the meta device)")
+        raise _NotAWeight("has no values (it is on the meta device)")
     if tensor.is_quantized or str(tensor.layout) != "torch.strided":
-        raise _NoTensor(f"is no dense tensor (layout {tensor.layout}, dtype {tensor.dtype})")
+        raise _NotAWeight(f"is not a dense tensor (layout {tensor.layout}, dtype {tensor.dtype})")
     return tensor
 
 
-def _element(common: str) -> ElementType:
-    element = _BY_COMMON.get(common)
+def _element(dtype: str) -> ElementType:
+    element = _BY_DTYPE.get(dtype)
     if element is None:
-        raise _NoTensor(f"weights cannot have the dtype {common}")
+        raise _NotAWeight(f"weights cannot have the dtype {dtype}")
     return element
 
 

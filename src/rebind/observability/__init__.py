@@ -1,1 +1,1 @@
-"""What the server says about itself: logs; later metrics and traces."""
+"""What the server says about itself: logs and metrics."""

@@ -1,6 +1,6 @@
 """Families of metrics in two steps: the event loop reads numbers, and a thread makes samples of them.
 
-A family of the library takes a microsecond for each of its samples, and a server may have 50,000.
+prometheus_client takes about a microsecond per sample, and a server may have 50,000: too long for the event loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Readings(NamedTuple):
-    """What was read for a family. ``rows`` are arguments of ``kind.add_metric``: values of ``labels``, and numbers."""
+    """The numbers of one family. A row has the arguments of ``kind.add_metric``: values of ``labels``, and numbers."""
 
     kind: Kind
     name: str
@@ -34,7 +34,7 @@ class Readings(NamedTuple):
     rows: Sequence[tuple[Any, ...]]
 
     def family(self) -> Metric:
-        """The family with a sample for each row. On any thread."""
+        """The family, with samples for each row. On any thread."""
         family = self.kind(self.name, self.help, labels=self.labels)
         for row in self.rows:
             family.add_metric(*row)

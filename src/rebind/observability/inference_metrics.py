@@ -1,4 +1,4 @@
-"""Triton's metrics of inference (spec 05 section 2), of what a version's statistics count."""
+"""Triton's metrics of inference (spec 05 section 2), from the statistics of versions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rebind.observability.versions import LABELS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rebind.observability.versions import Labelled
+    from rebind.observability.versions import LabelledVersion
     from rebind.serving.statistics import Counters, Timing
     from rebind.serving.version import ModelVersion
 
@@ -30,20 +30,22 @@ def _microseconds(timing: Timing) -> int:
 
 
 _COUNTS = (
-    _Count("nv_inference_request_success", "Requests that were answered", lambda c: c.success.count),
-    _Count("nv_inference_count", "Items of the batches that were executed", lambda c: c.inferences),
+    _Count("nv_inference_request_success", "Requests that succeeded", lambda c: c.success.count),
+    _Count("nv_inference_count", "Inferences: a request counts for each item of its batch", lambda c: c.inferences),
     _Count("nv_inference_exec_count", "Executions of the model", lambda c: c.executions),
     _Count(
         "nv_inference_request_duration_us",
-        "Microseconds that answered requests spent in the server",
+        "Microseconds that successful requests took in all",
         lambda c: _microseconds(c.success),
     ),
     _Count(
-        "nv_inference_queue_duration_us", "Microseconds that they waited in the queue", lambda c: _microseconds(c.queue)
+        "nv_inference_queue_duration_us",
+        "Microseconds that successful requests waited in the queue",
+        lambda c: _microseconds(c.queue),
     ),
     _Count(
         "nv_inference_compute_input_duration_us",
-        "Microseconds that it took to prepare inputs",
+        "Microseconds that the preparation of inputs took",
         lambda c: _microseconds(c.compute.compute_input),
     ),
     _Count(
@@ -53,28 +55,32 @@ _COUNTS = (
     ),
     _Count(
         "nv_inference_compute_output_duration_us",
-        "Microseconds that it took to bring outputs to those who wait",
+        "Microseconds that the preparation of outputs took",
         lambda c: _microseconds(c.compute.compute_output),
     ),
 )
 _CACHE_COUNTS = (
-    _Count("nv_cache_num_hits_per_model", "Requests that the response cache answered", lambda c: c.cache_hit.count),
-    _Count("nv_cache_num_misses_per_model", "Requests that it had no answer to", lambda c: c.cache_miss.count),
+    _Count(
+        "nv_cache_num_hits_per_model",
+        "Requests answered from the response cache",
+        lambda c: c.cache_hit.count,
+    ),
+    _Count("nv_cache_num_misses_per_model", "Requests not found in the response cache", lambda c: c.cache_miss.count),
     _Count(
         "nv_cache_hit_duration_per_model",
-        "Microseconds of look-ups that found an answer",
+        "Microseconds that look-ups took that found a response",
         lambda c: _microseconds(c.cache_hit),
     ),
     _Count(
         "nv_cache_miss_duration_per_model",
-        "Microseconds of look-ups that found none, and of keeping what was computed then",
+        "Microseconds that look-ups took that found none, and the insertion of the response",
         lambda c: _microseconds(c.cache_miss),
     ),
 )
 
 
-def read_inference(versions: Sequence[Labelled], *, caching: bool) -> list[Readings]:
-    """The families of all ``versions``; ``caching``: the server has a response cache, so there are those of it."""
+def read_inference(versions: Sequence[LabelledVersion], *, caching: bool) -> list[Readings]:
+    """The families of all ``versions``; with ``caching``, those of the response cache as well."""
     readings = [_read(count, versions) for count in _COUNTS]
     readings += [_failures(versions), _pending(versions)]
     if caching:
@@ -83,28 +89,30 @@ def read_inference(versions: Sequence[Labelled], *, caching: bool) -> list[Readi
     return readings
 
 
-def _read(count: _Count, versions: Sequence[Labelled]) -> Readings:
+def _read(count: _Count, versions: Sequence[LabelledVersion]) -> Readings:
     rows = [(labels, count.value(version.statistics.counters)) for version, labels in versions]
     return Readings(UnknownMetricFamily, count.name, count.help, LABELS, rows)
 
 
-def _failures(versions: Sequence[Labelled]) -> Readings:
-    """All reasons are there from the start, as Triton's; what fails so far, and is counted, fails in the model."""
+def _failures(versions: Sequence[LabelledVersion]) -> Readings:
+    """All reasons are present from the start, as in Triton; the failures that are counted so far are of the model."""
     rows = [
         ((*labels, reason), version.statistics.counters.fail.count if reason == "BACKEND" else 0)
         for version, labels in versions
         for reason in _FAILURE_REASONS
     ]
-    help = "Requests that ended in an error"
-    return Readings(UnknownMetricFamily, "nv_inference_request_failure", help, (*LABELS, "reason"), rows)
+    return Readings(
+        UnknownMetricFamily, "nv_inference_request_failure", "Requests that failed", (*LABELS, "reason"), rows
+    )
 
 
-def _pending(versions: Sequence[Labelled]) -> Readings:
+def _pending(versions: Sequence[LabelledVersion]) -> Readings:
     rows = [(labels, _waiting(version)) for version, labels in versions]
-    help = "Requests that wait for an instance"
-    return Readings(GaugeMetricFamily, "nv_inference_pending_request_count", help, LABELS, rows)
+    return Readings(
+        GaugeMetricFamily, "nv_inference_pending_request_count", "Requests that wait for an instance", LABELS, rows
+    )
 
 
 def _waiting(version: ModelVersion) -> int:
-    """Each instance takes one request, as soon as there is one."""
+    """Requests in flight that no instance works on: an instance that is free takes one at once."""
     return max(0, version.in_flight - len(version.config.instance_names))

@@ -1,8 +1,8 @@
-"""Metrics for Prometheus: one look at a running server.
+"""The exporter of metrics for Prometheus.
 
-Nothing is counted for metrics alone: requests and refits add to plain numbers (:mod:`rebind.serving.statistics`,
-:mod:`rebind.serving.refit_statistics`), which are read when someone asks. The series of a version are there while it is
-READY; its counters go on over refits, and over loads that replace it.
+Nothing is counted for metrics alone: they are read from :mod:`rebind.serving.statistics` and
+:mod:`rebind.serving.refit_statistics` for each scrape. A version has series while it is READY; its counters go on over
+refits, and over loads that replace it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from prometheus_client.exposition import choose_encoder
 
 from rebind.observability.inference_metrics import read_inference
-from rebind.observability.versions import labelled
+from rebind.observability.versions import labelled_versions
 from rebind.observability.weights_metrics import memory_family, read_weights
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 class Exporter:
     """Writes the metrics of one server.
 
-    ``paging`` None: it never drops weights. ``limit_bytes`` None: their memory has no limit. ``caching``: it has a
-    response cache.
+    ``paging``: None if the server never pages weights out. ``limit_bytes``: of the memory for weights, None if there is
+    no limit. ``caching``: whether the server has a response cache.
     """
 
     def __init__(
@@ -53,21 +53,21 @@ class Exporter:
         self._caching = caching
 
     async def render(self, accept: str = "") -> tuple[str, bytes]:
-        """Content type and body of the answer to a request with the header ``Accept: <accept>``.
+        """Content type and body, in the format that the header ``Accept: <accept>`` asks for.
 
-        All that it tells of versions is of one moment. A thread does what need not be done on the event loop.
+        Call it on the event loop: the metrics of all versions are then of one moment. A thread does the formatting.
         """
         encode, content_type = _encoder(accept)
         return content_type, await asyncio.to_thread(_write, encode, self._snapshot())
 
     def _snapshot(self) -> _Snapshot:
-        versions = labelled(self._models)
+        versions = labelled_versions(self._models)
         readings = [*read_inference(versions, caching=self._caching), *read_weights(versions, self._paging)]
         return _Snapshot(readings, self._store, self._limit_bytes)
 
 
 class _Snapshot(NamedTuple):
-    """A collector for encoders of prometheus_client: what the event loop has read, and the memory of weights."""
+    """A collector for prometheus_client's encoders: what the event loop has read, and the memory of weights."""
 
     readings: Sequence[Readings]
     store: WeightStore
@@ -80,16 +80,17 @@ class _Snapshot(NamedTuple):
 
 
 def _encoder(accept: str) -> tuple[Encode, str]:
-    """The encoder for what is asked for, and its content type."""
+    """The encoder for a header ``Accept``, and its content type."""
     try:
         return choose_encoder(accept)
-    except TypeError:  # a version that is no number, which it compares with one
+    except TypeError:  # prometheus_client compares versions as numbers, without a check
         return choose_encoder("")
 
 
 def _write(encode: Encode, snapshot: _Snapshot) -> bytes:
-    """Triton's counters lack the suffix ``_total``, so in OpenMetrics they are of a kind that is not known.
+    """The body of the answer.
 
-    Text has the kind that they are of. No other line of it ends so: samples end in a number.
+    Triton's counters lack the suffix ``_total``, which OpenMetrics requires, so there they are of unknown type. In the
+    text format they are declared as counters; no other lines end in ``untyped``.
     """
     return encode(snapshot).replace(b" untyped\n", b" counter\n")

@@ -1,4 +1,4 @@
-"""The model versions that metrics tell of, with the labels by which Triton's metrics name them."""
+"""The model versions that have metrics, with the labels that Triton gives them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ if TYPE_CHECKING:
 LABELS = ("model", "version")
 
 
-class Labelled(NamedTuple):
-    """A READY version, and the values of :data:`LABELS`."""
+class LabelledVersion(NamedTuple):
+    """A READY version, and its values of :data:`LABELS`."""
 
     version: ModelVersion
     labels: tuple[str, str]
 
 
-def labelled(models: Models) -> list[Labelled]:
+def labelled_versions(models: Models) -> list[LabelledVersion]:
     """All READY versions, by name and number."""
     return [
-        Labelled(version, (carried(version.name), str(version.number))) for model in models for version in model.ready()
+        LabelledVersion(version, (label_value(version.name), str(version.number)))
+        for model in models
+        for version in model.ready()
     ]
 
 
-def carried(text: str) -> str:
-    """``text`` as the value of a label: what UTF-8 cannot carry (names of directories) becomes ``?``."""
+def label_value(text: str) -> str:
+    """``text`` with ``?`` for what UTF-8 cannot encode: names of directories may contain such."""
     return text.encode(errors="replace").decode()

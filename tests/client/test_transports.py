@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -61,7 +64,9 @@ class Script:
     def read_head(self, connection: socket.socket) -> bytes:
         head = b""
         while b"\r\n\r\n" not in head:
-            head += connection.recv(1)
+            byte = connection.recv(1)
+            assert byte, "the client closed the connection"
+            head += byte
         self.heads.append(head)
         return head
 
@@ -168,6 +173,24 @@ def test_connection_that_the_server_has_closed_is_made_anew(make: Callable[..., 
     assert len(server.heads) == 2
 
 
+def test_program_with_many_open_files_can_push(make: Callable[..., WeightsClient]) -> None:
+    """select() would refuse descriptors from 1024 on."""
+
+    def answers_twice(script: Script, connection: socket.socket) -> None:
+        answers(script, connection)
+        answers(script, connection)
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    with Script(answers_twice) as server, ExitStack() as files:
+        for _ in range(1024):
+            files.enter_context(Path(os.devnull).open("rb"))
+        client = make(server.url)
+        for _ in range(2):
+            assert client.push("m", SMALL).generation == 2
+        client.close()
+
+
 def test_push_whose_answer_is_lost_is_not_done_again(make: Callable[..., WeightsClient]) -> None:
     with Script(answers_and_swallows) as server:
         client = make(server.url)
@@ -207,7 +230,7 @@ def test_new_connection_that_breaks_off_is_not_tried_again(make: Callable[..., W
 
 
 def test_server_that_says_nothing_is_given_up(make: Callable[..., WeightsClient]) -> None:
-    with Script(says_nothing) as server, pytest.raises(Unavailable, match=r"it took too long.*is not known"):
+    with Script(says_nothing) as server, pytest.raises(Unavailable, match=r"timed out.*is not known"):
         make(server.url, 0.2).push("m", SMALL)
 
 
@@ -220,8 +243,8 @@ def test_refusal_before_the_body_saves_the_body(make: Callable[..., WeightsClien
 def test_body_is_sent_after_a_while_where_nobody_asks_for_it(
     make: Callable[..., WeightsClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rebind.client.sockets.CONTINUE_PATIENCE_S", 0.05)
-    monkeypatch.setattr("rebind.client.streams.CONTINUE_PATIENCE_S", 0.05)
+    monkeypatch.setattr("rebind.client.socket_transport.CONTINUE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("rebind.client.asyncio_transport.CONTINUE_TIMEOUT_S", 0.05)
     with Script(knows_no_continue) as server:
         assert make(server.url).push("m", LARGE).generation == 2
 

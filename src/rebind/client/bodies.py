@@ -1,52 +1,82 @@
-"""Weights as bodies of requests: tensors in the form of a safetensors file, and such files as they are.
+"""Bodies of requests: JSON, tensors in the form of a safetensors file, and safetensors files.
 
-No body is ever in memory as a whole: of tensors one at a time is copied, where it has to be.
+No body of weights is in memory as a whole: tensors that have to be copied are copied one at a time.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from rebind.client.http1 import PIECE_BYTES
 from rebind.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rebind.client.messages import Piece
     from rebind.client.tensors import WeightTensor
 
+Piece: TypeAlias = bytes | bytearray | memoryview
+Progress: TypeAlias = Callable[[int, int], object]
+"""Called with the bytes done so far and the bytes in all."""
+
+PIECE_BYTES = 1 << 20
+"""The largest piece of a body; progress is reported after each."""
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 
-_CONTENT_TYPE = "application/octet-stream"
 _HEADER_ALIGNMENT = 64
 _JOIN_BYTES = 64 * 1024
-"""Smaller pieces go out together."""
+"""Small tensors are joined up to this size, so that each does not cost a system call."""
+
+
+class Body(Protocol):
+    """The body of a request, of ``nbytes`` bytes."""
+
+    content_type: str
+    nbytes: int
+
+    def pieces(self) -> Iterator[Piece]:
+        """The body from its first byte, each time it is called. A piece is valid until the next one is taken."""
+        ...
+
+
+class Bytes:
+    """A body in memory, by default empty."""
+
+    def __init__(self, content: bytes = b"", content_type: str = "application/json") -> None:
+        self.content_type = content_type
+        self.nbytes = len(content)
+        self._content = content
+
+    def pieces(self) -> Iterator[Piece]:
+        yield self._content
+
+
+def json_body(document: Any) -> Bytes:
+    """``document`` as JSON."""
+    return Bytes(json.dumps(document).encode())
 
 
 class TensorsBody:
-    """Tensors as a safetensors file, widest elements first: each begins at a multiple of its own."""
+    """Tensors as a safetensors file. Those of the widest elements come first, which aligns them all."""
 
-    content_type = _CONTENT_TYPE
+    content_type = "application/octet-stream"
 
     def __init__(self, tensors: Sequence[WeightTensor]) -> None:
         self._tensors = sorted(tensors, key=lambda tensor: -tensor.element.bits)
-        header: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
         end = 0
         for tensor in self._tensors:
             begin, end = end, end + tensor.nbytes
-            header[tensor.name] = {
+            entries[tensor.name] = {
                 "dtype": tensor.element.name,
                 "shape": tensor.shape,
                 "data_offsets": (begin, end),
             }
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-(8 + len(text)) % _HEADER_ALIGNMENT)
-        self._header = len(text).to_bytes(8, "little") + text
+        self._header = _safetensors_header(entries)
         self.nbytes = len(self._header) + end
 
     def pieces(self) -> Iterator[Piece]:
@@ -65,9 +95,9 @@ class TensorsBody:
 
 
 class FileBody:
-    """A file as it is. Raises :class:`rebind.errors.InvalidArgument` when it changes while it is read, at its end."""
+    """A file. Raises :class:`rebind.errors.InvalidArgument` before the last piece if the file changed meanwhile."""
 
-    content_type = _CONTENT_TYPE
+    content_type = "application/octet-stream"
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -82,15 +112,15 @@ class FileBody:
                 piece = file.read(min(left, PIECE_BYTES))
                 left -= len(piece)
                 if not piece or (not left and _stamp(os.fstat(file.fileno())) != self._stamp):
-                    # Before the last piece: the server drops a body that does not end.
+                    # Without the last piece the body is incomplete, and the server drops it.
                     raise InvalidArgument(f"{self._path} was changed while it was sent; send it again")
                 yield piece
 
 
 def file_bodies(path: Path) -> list[FileBody]:
-    """The safetensors file at ``path``, or the shards of the index that is there.
+    """The safetensors file at ``path``, or all shards if ``path`` is the index of a sharded one.
 
-    Raises :class:`rebind.errors.InvalidArgument` for files of another kind, and for an index that is none.
+    Raises :class:`rebind.errors.InvalidArgument` for other kinds of files and for a malformed index.
     """
     if path.name.endswith(INDEX_SUFFIX):
         return [FileBody(path.parent / name) for name in _shard_names(path)]
@@ -99,11 +129,17 @@ def file_bodies(path: Path) -> list[FileBody]:
 
 
 def require_safetensors(path: Path) -> None:
-    """Raises :class:`rebind.errors.InvalidArgument` for a path of another kind."""
+    """Raises :class:`rebind.errors.InvalidArgument` unless the suffix is ``.safetensors``."""
     if path.suffix != SUFFIX:
         raise InvalidArgument(
             f"{path}: only safetensors files go over the wire; `rebind convert` turns other kinds into one, and back"
         )
+
+
+def _safetensors_header(entries: dict[str, Any]) -> bytes:
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % _HEADER_ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
 
 
 def _shard_names(index: Path) -> list[str]:
@@ -113,7 +149,7 @@ def _shard_names(index: Path) -> list[str]:
     except (ValueError, TypeError, KeyError, AttributeError):
         names, plain = [], False
     if not names or not plain:
-        raise InvalidArgument(f"{index} is no index of safetensors files beside it")
+        raise InvalidArgument(f"{index} is not an index of safetensors files beside it")
     return names
 
 

@@ -1,7 +1,6 @@
-"""Replies that are errors, as the exceptions that the server raised: the inverse of the server's table of statuses.
+"""Error replies as the exceptions that the server raised: the inverse of the table in ``http/errors.py``.
 
-A status tells the class. Where a class is made of more than a text, what it is made of is read out of the text, which
-the class itself wrote.
+The status gives the class. A class with attributes of its own gets them from the text, which the class itself wrote.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from rebind.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from rebind.client.messages import Reply
+    from rebind.client.flow import Reply
 
-_SHOWN_CHARACTERS = 500  # of a body that is no error of ours: a proxy's page
+_SHOWN_CHARACTERS = 500  # of a body without an error of Rebind's, such as a proxy's page
 
 _REFUSAL = re.compile(r"(?P<subject>.+?): (?:(?P<count>\d+) faults: )?(?P<faults>.+)", re.DOTALL)
 _MISMATCH = re.compile(r"(.*): the weights that serve have the digest '(.*)', not '(.*)'", re.DOTALL)
@@ -44,10 +43,10 @@ _MEMORY = re.compile(
 _PENDING = re.compile(r"model '(.*)' version (\d+) is not at ready state: WEIGHTS_PENDING.*", re.DOTALL)
 
 
-def refusal(reply: Reply, *, weights_sent: bool = False) -> RebindError:
-    """The error that ``reply``, whose status is none of success, stands for.
+def error_from(reply: Reply, *, weights_sent: bool = False) -> RebindError:
+    """The error of a reply whose status is not 2xx.
 
-    ``weights_sent``: the request was about weights of the client's, so that they are what is wrong with a bad request.
+    ``weights_sent``: the request carried or committed weights, so that status 400 is a refusal of them.
     """
     text = _text(reply)
     if weights_sent and reply.status == 400:
@@ -68,13 +67,13 @@ def _text(reply: Reply) -> str:
 
 
 def _weights_refused(text: str) -> RebindError:
-    """The subject and the faults, as :class:`rebind.errors.Faulty` joined them; the text stays what it is."""
+    """Splits the text into what :class:`rebind.errors.Faulty` joined: a subject and faults."""
     match = _REFUSAL.fullmatch(text)
     if match is None:
         return InvalidArgument(text)
     lines = match["faults"].split(" | ") if match["count"] else [match["faults"]]
     if match["count"] and int(match["count"]) != len(lines):
-        return InvalidArgument(text)  # a fault's own text has the separator in it
+        return InvalidArgument(text)  # the text of a fault contains the separator
     return WeightsRefused(match["subject"], [Fault("", line) for line in lines])
 
 
@@ -98,7 +97,7 @@ def _unavailable(text: str) -> RebindError:
 _BY_STATUS: Mapping[int, Callable[[str], RebindError]] = {
     400: InvalidArgument,
     404: NotFound,
-    405: lambda text: Unsupported(f"{text}: this server has no such call, it may be an older one, or no Rebind"),
+    405: lambda text: Unsupported(f"{text}: the server does not know this call: is it an older one, or no Rebind?"),
     408: WaitTimeout,
     409: Conflict,
     412: _digest_mismatch,

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from rebind.client.messages import Reply
-from rebind.client.refusals import refusal
+from rebind.client.errors import error_from
+from rebind.client.flow import Reply
 from rebind.errors import (
     Conflict,
     DigestMismatch,
@@ -50,7 +50,7 @@ def over_the_wire(error: RebindError) -> Reply:
     ids=lambda error: type(error).__name__,
 )
 def test_error_keeps_its_class_and_what_it_knows(error: RebindError) -> None:
-    found = refusal(over_the_wire(error))
+    found = error_from(over_the_wire(error))
     assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
 
 
@@ -63,7 +63,7 @@ def test_error_keeps_its_class_and_what_it_knows(error: RebindError) -> None:
 )
 def test_refused_weights_keep_their_faults(faults: list[Fault]) -> None:
     error = WeightsRefused("weights sent for 'policy'", faults)
-    found = refusal(over_the_wire(error), weights_sent=True)
+    found = error_from(over_the_wire(error), weights_sent=True)
     assert isinstance(found, WeightsRefused)
     assert str(found) == str(error)
     assert found.subject == error.subject
@@ -72,7 +72,7 @@ def test_refused_weights_keep_their_faults(faults: list[Fault]) -> None:
 
 def test_faults_that_cannot_be_told_apart_keep_their_text() -> None:
     error = WeightsRefused("weights", [Fault("'a | b'", "missing"), Fault("'c'", "missing")])
-    found = refusal(over_the_wire(error), weights_sent=True)
+    found = error_from(over_the_wire(error), weights_sent=True)
     assert (type(found), str(found)) == (InvalidArgument, str(error))
 
 
@@ -80,13 +80,13 @@ def test_faults_that_cannot_be_told_apart_keep_their_text() -> None:
     ("status", "kind"), [(502, Internal), (507, StorageFailed), (412, InvalidArgument), (418, InvalidArgument)]
 )
 def test_what_stands_between_is_quoted(status: int, kind: type[RebindError]) -> None:
-    found = refusal(Reply(status, {}, b"<html>Bad Gateway</html>"))
+    found = error_from(Reply(status, {}, b"<html>Bad Gateway</html>"))
     assert type(found) is kind
     assert f"status {status}" in str(found)
     assert "<html>Bad Gateway</html>" in str(found)
 
 
 def test_server_without_these_calls_is_told_apart() -> None:
-    found = refusal(Reply(405, {}, json.dumps({"error": "Method Not Allowed"}).encode()))
+    found = error_from(Reply(405, {}, json.dumps({"error": "Method Not Allowed"}).encode()))
     assert isinstance(found, Unsupported)
-    assert "no such call" in str(found)
+    assert "does not know this call" in str(found)
