@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -192,6 +192,24 @@ class Faulty(InvalidArgument):
 def as_rebind_error(error: BaseException) -> RebindError:
     """``error`` itself if it is of this tree; else a defect, as :class:`Internal` with the name of its class."""
     return error if isinstance(error, RebindError) else Internal(f"{type(error).__name__}: {error}")
+
+
+Error = TypeVar("Error", bound=BaseException)
+
+
+def without_frames(error: Error) -> Error:
+    """``error`` itself, after it and those behind it have let go of the frames that they came through.
+
+    A traceback keeps all that was local there, such as weights of gigabytes, for as long as anybody keeps the error;
+    and where a future or a task was local that has the error, that is until a garbage collection.
+    """
+    links: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in links:
+        link.__traceback__ = None
+        links.append(link)
+        link = link.__cause__ or link.__context__
+    return error
 
 
 class ConfigInvalid(Faulty):

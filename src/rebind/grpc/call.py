@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from rebind.errors import without_frames
 from rebind.grpc.compression import deflate, inflate
 from rebind.grpc.incoming import Incoming
 from rebind.grpc.methods import Pending, Streaming, Unary
@@ -121,6 +122,7 @@ class Call:
         """Ends the call with an error."""
         if not self.finished:
             self._finish(status_of(error), details_of(error))
+        without_frames(error)
 
     def _expire(self) -> None:
         self.fail(RpcFailed(Status.DEADLINE_EXCEEDED, "Deadline Exceeded"))

@@ -8,7 +8,7 @@ import functools
 from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
 
-from rebind.errors import RebindError
+from rebind.errors import RebindError, without_frames
 from rebind.http.bodies import DIRECT_BYTES, DirectReceiver, SizedBody
 from rebind.http.calls import Streamed
 from rebind.http.chunked import ChunkedBody
@@ -298,4 +298,6 @@ def _result(pending: Pending) -> Outcome:
     try:
         return pending.then(pending.future.result())
     except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a request meets ends in its reply
-        return error_reply(error)
+        reply = error_reply(error)
+        without_frames(error)
+        return reply

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from rebind.errors import RebindError, as_rebind_error
+from rebind.errors import RebindError, as_rebind_error, without_frames
 from rebind.scheduling.contract import Timeline
 
 if TYPE_CHECKING:
@@ -76,10 +76,10 @@ class DefaultScheduler:
         try:
             [execution] = instance.execute([job.request])
         except RebindError as error:
-            return functools.partial(self._fail, job, error)
+            return functools.partial(self._fail, job, without_frames(error))
         except Exception as error:  # noqa: BLE001 - models raise anything, and the instance has to go on
             _log.exception("instance '%s' failed", instance.name)
-            return functools.partial(self._fail, job, as_rebind_error(error))
+            return functools.partial(self._fail, job, as_rebind_error(without_frames(error)))
         return functools.partial(self._succeed, job, execution)
 
     def _succeed(self, job: _Job, execution: Execution) -> None:
