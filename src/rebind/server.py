@@ -189,9 +189,13 @@ class Server:
     async def _trim_forever(self) -> None:
         while True:
             await asyncio.sleep(_TRIM_INTERVAL_S)
-            for version in (version for model in self._models for version in model.ready()):
-                version.drop_idle(self._config.spare_weights_idle_secs)
-            self._store.trim()
+            self._trim()
+
+    def _trim(self) -> None:
+        # In a frame of its own: the version looked at last would stay in memory while the other one sleeps.
+        for version in (version for model in self._models for version in model.ready()):
+            version.retained.drop_idle(self._config.spare_weights_idle_secs)
+        self._store.trim()
 
     def _log_tables(self) -> None:
         rows = [

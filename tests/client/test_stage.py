@@ -134,6 +134,19 @@ def test_commit_that_is_refused_leaves_the_stage_for_another(live: Live, infer: 
     home.expect(infer, 1, generation=2)
 
 
+def test_dry_runs_and_refused_commits_freeze_nothing(live: Live, infer: Client, client: WeightsClient) -> None:
+    home = live.load(infer)
+    with client.stage(home.name) as stage:
+        stage.write(arrays(MLP, 1))
+        assert stage.commit(dry_run=True).outcome == "valid"
+        stage.write(arrays(MLP, 2))
+        with pytest.raises(DigestMismatch):
+            stage.commit(if_match="00")
+        stage.write(arrays(MLP, 3))
+        stage.commit()
+    home.expect(infer, 3, generation=2)
+
+
 def test_prepared_stage_has_only_the_swap_left(live: Live, infer: Client, client: WeightsClient) -> None:
     home = live.load(infer, SMALL)
     with client.stage(home.name) as stage:

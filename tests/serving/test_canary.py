@@ -17,9 +17,9 @@ from rebind.config.pbtxt import parse_pbtxt
 from rebind.engines import aot_inductor, torchscript
 from rebind.engines.contract import BoundPlan, Engine, EngineOptions, Graph
 from rebind.errors import WeightsRefused
-from rebind.serving import canary
-from rebind.serving.canary import load_checks, run_checks
+from rebind.serving.canary import DEFAULT_RTOL_AND_ATOL, run_checks
 from rebind.serving.signature import Signature
+from rebind.serving.weights_check import load_checks
 from rebind.tensor import DataType
 from rebind.weights.formats import open_weights
 from rebind.weights.store import WeightStore
@@ -194,7 +194,7 @@ def test_all_failing_cases_are_reported_at_once(served: Served, good: BoundPlan,
 def test_tolerance_without_one_in_the_check_is_that_of_the_datatype(
     served: Served, good: BoundPlan, model_dir: Path, datatype: DataType, output: int
 ) -> None:
-    tolerance = canary.TOLERANCES[datatype]
+    tolerance = DEFAULT_RTOL_AND_ATOL[datatype]
     allowed = outputs()[output]
     allowed["data"] = [[value + 0.5 * tolerance * (1 + abs(value)) for value in row] for row in allowed["data"]]
     write(model_dir, outputs=[allowed])

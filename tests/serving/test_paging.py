@@ -28,10 +28,11 @@ from rebind.repository.scan import scan_model
 from rebind.repository.versions import resolve
 from rebind.scheduling.completions import Completions
 from rebind.scheduling.default import DefaultScheduler
+from rebind.serving.eviction import Resident, choose_evictions
 from rebind.serving.lifecycle import VersionState
 from rebind.serving.loader import Loaded
 from rebind.serving.models import Models, VersionRecord
-from rebind.serving.paging import Pager, Resident, decide
+from rebind.serving.paging import Pager
 from rebind.serving.signature import Signature
 from rebind.serving.staging import Stager, Target
 from rebind.serving.version import ModelVersion
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from rebind.engines.contract import BoundPlan, Graph, Plan
-    from rebind.serving.paging import Memory
+    from rebind.serving.eviction import Memory
     from rebind.serving.stages import Stage
     from rebind.weights.slots import TensorInfo
     from rebind.weights.store import WeightSet
@@ -74,7 +75,7 @@ residents = st.builds(
     last_used_s=st.integers(0, 3),
     retained=st.booleans(),
     busy=st.booleans(),
-    kept=st.booleans(),
+    unevictable=st.booleans(),
 )
 
 
@@ -88,8 +89,8 @@ def freed(all_of: Sequence[Resident[str]], without: Sequence[Resident[str]]) -> 
 
 @given(st.lists(residents, max_size=6), st.integers(1, 200_000))
 def test_what_goes_is_enough_and_none_of_it_goes_for_nothing(all_of: list[Resident[str]], needed_bytes: int) -> None:
-    chosen = decide(all_of, needed_bytes)
-    movable = [resident for resident in all_of if not (resident.busy or resident.kept)]
+    chosen = choose_evictions(all_of, needed_bytes)
+    movable = [resident for resident in all_of if not (resident.busy or resident.unevictable)]
 
     assert all(any(each is resident for resident in movable) for each in chosen)
     assert bool(chosen) == (freed(all_of, movable) >= needed_bytes)
@@ -110,13 +111,13 @@ def test_retained_sets_go_first_then_those_used_the_longest_ago() -> None:
         resident("new retained", kept_by_new, last_used_s=3, retained=True),
         resident("old", old, last_used_s=1),
         resident("busy", free, busy=True),
-        resident("pushed", free, kept=True),
+        resident("pushed", free, unevictable=True),
     ]
 
-    assert [each.owner for each in decide(all_of, 10)] == ["new retained"]
-    assert [each.owner for each in decide(all_of, 11)] == ["new retained", "old"]
-    assert [each.owner for each in decide(all_of, 30)] == ["new retained", "old", "new"]
-    assert decide(all_of, 31) == []
+    assert [each.owner for each in choose_evictions(all_of, 10)] == ["new retained"]
+    assert [each.owner for each in choose_evictions(all_of, 11)] == ["new retained", "old"]
+    assert [each.owner for each in choose_evictions(all_of, 30)] == ["new retained", "old", "new"]
+    assert choose_evictions(all_of, 31) == []
 
 
 def test_memory_that_others_hold_does_not_count() -> None:
@@ -124,9 +125,9 @@ def test_memory_that_others_hold_does_not_count() -> None:
     first, twin = resident("first", shared, own, last_used_s=1), resident("twin", shared, last_used_s=3)
     third = resident("third", other, last_used_s=2)
 
-    assert [each.owner for each in decide([first, twin, third], 50)] == ["third"]
-    assert [each.owner for each in decide([first, twin], 50)] == ["first", "twin"]
-    assert decide([first, resident("twin", shared, busy=True)], 50) == []
+    assert [each.owner for each in choose_evictions([first, twin, third], 50)] == ["third"]
+    assert [each.owner for each in choose_evictions([first, twin], 50)] == ["first", "twin"]
+    assert choose_evictions([first, resident("twin", shared, busy=True)], 50) == []
 
 
 # --- versions ---------------------------------------------------------------------------------------------------------
@@ -210,7 +211,7 @@ class Fleet:
         config, signature = described(name)
         plan = Multiplying("plan")
         staged = self.stager.from_files(Target(config, GRAPH, signature, self.root / name), plan, source)
-        loaded = Loaded(source, config, GRAPH, signature, plan, staged, from_files=True, load_ms=1.0)
+        loaded = Loaded(source, config, GRAPH, signature, plan, staged, from_files=True, load_s=0.001)
         completions = Completions(asyncio.get_running_loop())
         version = ModelVersion(
             name, loaded, lambda instances, observer: DefaultScheduler(instances, completions, observer)
@@ -271,7 +272,7 @@ def test_set_that_was_let_go_comes_back_as_it_was(fleet: Fleet) -> None:
         assert fleet.pager.make_room(NBYTES)
         assert not version.generation.resident
         assert names_of(version) == names
-        assert version.able
+        assert version.has_weights
         assert fleet.store.usage().segment_bytes == 0
         assert await fleet.factor(version) == 3.0
 
@@ -330,10 +331,11 @@ def test_retained_set_goes_before_any_that_serves(fleet: Fleet) -> None:
         staged = fleet.stager.from_files(version.target, version.generation.plan, source)
         version.step("stage")
         version.step("validated")
-        version.commit(staged, "poll", 1.0)
+        version.commit(staged, "poll", 0.001)
         assert [each.number for each in version.retained] == [1]
 
-        assert fleet.pager.make_room(NBYTES)
+        async with version.refit_lock:  # the version's own next change may be what needs it
+            assert fleet.pager.make_room(NBYTES)
 
         assert not version.retained
         assert version.generation.resident
@@ -369,11 +371,11 @@ def test_file_that_was_overwritten_is_refused_until_its_weights_are_back(fleet: 
         with pytest.raises(Unavailable) as said_again:
             await fleet.factor(version)
         assert str(said_again.value) == version.lost
-        assert not version.able
+        assert not version.has_weights
 
         path.write_bytes(original)
         assert await fleet.factor(version) == 3.0
-        assert version.able
+        assert version.has_weights
 
     run(fleet, test)
 
@@ -446,7 +448,7 @@ def test_page_in_fails_at_once_when_nothing_can_make_room(fleet: Fleet) -> None:
         with pytest.raises(MemoryExceeded):
             await fleet.factor(first)
 
-        assert first.able, "there may be room for the next request"
+        assert first.has_weights, "there may be room for the next request"
         assert first.refits.updates["page_in", "refused"] == 1
 
     run(fleet, test)

@@ -16,9 +16,10 @@ from rebind.errors import Internal
 from rebind.inference import InferRequest, InferResponse
 from rebind.scheduling.completions import Completions
 from rebind.scheduling.default import DefaultScheduler
+from rebind.serving.caching_scheduler import CachingScheduler
 from rebind.serving.generation import Generation
 from rebind.serving.instances import ModelInstance
-from rebind.serving.response_cache import CachingScheduler, Key, ResponseCache, question_of
+from rebind.serving.response_cache import Key, ResponseCache, request_digest
 from rebind.serving.statistics import Statistics
 from rebind.tensor import DataType, Tensor
 from tests.serving.test_signature import signature
@@ -280,7 +281,7 @@ def test_every_answer_is_that_of_the_weights_it_names(steps: list[tuple[str, int
 
 
 def asks(*tensors: Tensor, outputs: tuple[str, ...] | None = None, **fields: Any) -> bytes:
-    return question_of(InferRequest("m", None, tensors, outputs, **fields))
+    return request_digest(InferRequest("m", None, tensors, outputs, **fields))
 
 
 def floats(name: str, *values: float, shape: tuple[int, ...] | None = None) -> Tensor:

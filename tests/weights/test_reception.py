@@ -352,6 +352,29 @@ class TestEnd:
         send(reception, content, MIB)
         assert_holds(reception.finish(None).weights, arrays)
 
+    def test_memory_that_others_can_spare_is_asked_for_until_it_is_there(self) -> None:
+        arrays = arrays_of(0, a=(MIB,), b=(MIB,))
+        store = WeightStore(limit_bytes=12 * MIB)
+        weights, spare = (
+            received(store, arrays),
+            [store.region(table_of(arrays_of(1, s=(MIB // 2,)))) for _ in range(2)],
+        )
+        asked: list[int] = []
+
+        def make_room(missing_bytes: int) -> bool:
+            asked.append(missing_bytes)
+            if not spare:
+                return False
+            spare.pop().close()
+            return True
+
+        reception = store.receive(table_of(arrays), weights, subject="the push", make_room=make_room)
+        send(reception, {"a": arrays["a"] + 1})
+        assert asked == [4 * MIB, 2 * MIB]
+        assert_holds(reception.finish(None).weights, {**arrays, "a": arrays["a"] + 1})
+        with pytest.raises(MemoryExceeded, match=f"need {4 * MIB} bytes of memory, 0 are available"):
+            send(reception, {"b": arrays["b"] + 1})
+
     def test_closed_reception_has_no_memory_and_refuses_what_still_arrives(self, store: WeightStore) -> None:
         arrays = arrays_of(0, a=(PIECE_BYTES // 4 + 1,), b=(10,))
         content = to_bytes(arrays)

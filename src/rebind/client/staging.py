@@ -109,10 +109,12 @@ class OpenStage:
 
     def commit(self, options: UpdateOptions, *, keep: bool) -> Flow[Update]:
         """Makes what was prepared serve; prepares first if need be. Ends the stage, unless ``keep`` or a dry run."""
-        if not self._prepared:
+        prepared = self._prepared
+        if not prepared:
             yield from self.prepare()
+            self._prepared = False  # only who has asked for it wants what is written later left out
         update = yield from commit(self.path, options, keep=keep)
-        self._prepared = options.dry_run
+        self._prepared = prepared and options.dry_run
         self.open = keep or options.dry_run
         return update
 

@@ -151,6 +151,11 @@ class VersionSource:
     plan_print: Fingerprint
     weights_print: Fingerprint
 
+    @property
+    def model_dir(self) -> Path:
+        """The directory of the model, above those of its versions."""
+        return self.plan_file.parent.parent
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:

@@ -44,9 +44,9 @@ class BackgroundCompiler:
                 pass
         except RebindError as error:
             version.compile_error = error.status_text
-            _log.warning("'%s' version %d stays on its eager tier: %s", version.name, version.number, error)
+            _log.warning("%s stays on its eager tier: %s", version, error)
             return
-        _log.info("'%s' version %d answers from its compiled plan %s", version.name, version.number, plan.key)
+        _log.info("%s answers from its compiled plan %s", version, plan.key)
 
     async def idle(self) -> None:
         """Returns when nothing is being built, nor is going to be."""

@@ -195,7 +195,7 @@ def _version_entry(
     state = record.state
     if record.served is not None:
         reasons = [*_weights_reasons(record.served), *reasons, _problem_on_disk(number, found), model.reason]
-        state = VersionState.READY if record.served.able else VersionState.UNAVAILABLE
+        state = VersionState.READY if record.served.has_weights else VersionState.UNAVAILABLE
     entry = {"name": model.name, "version": str(number), "state": state.value}
     reason = next(filter(None, reasons), "")
     return {**entry, "reason": reason} if reason else entry
@@ -204,7 +204,7 @@ def _version_entry(
 def _weights_reasons(version: ModelVersion) -> Iterator[str]:
     yield version.refusal or ""
     yield version.lost or ""
-    if version.pending:
+    if version.generation.pending:
         yield "WEIGHTS_PENDING: it has no weights yet; push them"
 
 

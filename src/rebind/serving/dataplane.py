@@ -126,7 +126,7 @@ class DataPlane:
     def model_ready(self, name: str, version: int | None) -> bool:
         """False also for models and versions that do not exist, as released Tritons answer (spec 01 section 2)."""
         try:
-            return self._models.lease(name, version).able
+            return self._models.lease(name, version).has_weights
         except RebindError:
             return False
 

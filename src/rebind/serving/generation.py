@@ -45,14 +45,14 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One line of a version's weight history. Times are wall clock seconds since the epoch, durations milliseconds."""
+    """One line of a version's weight history. ``committed_at``: by the wall clock, in seconds since the epoch."""
 
     generation: int
     label: str
     digest: str
     cause: str
     committed_at: float
-    refit_ms: float
+    refit_s: float
     copied_bytes: int
     shared_bytes: int
 
@@ -64,7 +64,7 @@ class Commit:
             "digest": self.digest,
             "cause": self.cause,
             "committed_at": self.committed_at,
-            "refit_ms": round(self.refit_ms, 3),
+            "refit_ms": round(self.refit_s * 1e3, 3),
             "copied_bytes": self.copied_bytes,
             "shared_bytes": self.shared_bytes,
         }

@@ -14,7 +14,8 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from rebind.errors import MemoryExceeded, as_rebind_error
+from rebind.errors import as_rebind_error
+from rebind.serving.room import with_room
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -22,41 +23,34 @@ if TYPE_CHECKING:
     from rebind.serving.staging import Staged
     from rebind.serving.version import ModelVersion
 
-PATIENCE_S = 60.0
+RELEASE_TIMEOUT_S = 60.0
 """How long requests that run, and others who read the old weights, may hold their memory once they are to go."""
-_PAUSE_S = 0.005
 
 
-async def exchange(version: ModelVersion, bring: Callable[[], Awaitable[Staged]]) -> Staged:
-    """What ``bring`` returns, once the version's old weights are out of memory.
+async def replace_weights(version: ModelVersion, stage: Callable[[], Awaitable[Staged]]) -> Staged:
+    """What ``stage`` brings, once the version's old weights are out of memory.
 
-    Raises what ``bring`` does; the version has then lost its weights.
+    Raises what ``stage`` does; the version has then lost its weights.
     """
-    deadline_s = time.monotonic() + PATIENCE_S
-    gone = _end_of_weights(version)
-    version.take()
+    deadline_s = time.monotonic() + RELEASE_TIMEOUT_S
+    freed = _freed(version)
+    version.release_weights()
     try:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(gone.wait(), PATIENCE_S)
-        while True:
-            try:
-                return await bring()
-            except MemoryExceeded:
-                # A download of the old weights, say, still holds their memory.
-                if time.monotonic() > deadline_s:
-                    raise
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.wait_for(freed.wait(), RELEASE_TIMEOUT_S)
+        # A download of the old weights, say, may still hold their memory.
+        return await with_room(stage, may_come_free=lambda _: time.monotonic() <= deadline_s)
     except BaseException as error:
-        version.lose(f"its weights were lost in an in-place refit: {as_rebind_error(error).status_text}")
+        version.lose_weights(f"its weights were lost in an in-place refit: {as_rebind_error(error).status_text}")
         raise
 
 
-def _end_of_weights(version: ModelVersion) -> asyncio.Event:
+def _freed(version: ModelVersion) -> asyncio.Event:
     """Is set when nothing refers any more to the weights that serve now."""
-    gone = asyncio.Event()
+    freed = asyncio.Event()
     if version.generation.resident:
         loop = asyncio.get_running_loop()
-        weakref.finalize(version.generation.weights, loop.call_soon_threadsafe, gone.set).atexit = False
+        weakref.finalize(version.generation.weights, loop.call_soon_threadsafe, freed.set).atexit = False
     else:
-        gone.set()
-    return gone
+        freed.set()
+    return freed

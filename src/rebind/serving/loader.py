@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from rebind.config.complete import DEFAULT_MAX_BATCH_SIZE, GraphFacts, complete, skipped_note
 from rebind.config.model import ModelConfig, intra_op_thread_count
 from rebind.config.server import CompileMode
-from rebind.serving.canary import load_checks
 from rebind.serving.compiling import log_stages
 from rebind.serving.signature import Signature
 from rebind.serving.staging import Target, borrowed_note, has_weights
 from rebind.serving.wanted import model_options
+from rebind.serving.weights_check import load_checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,7 @@ class Loaded:
     plan: Plan
     staged: Staged | None
     from_files: bool
-    load_ms: float
+    load_s: float
 
 
 class Loader:
@@ -96,7 +96,7 @@ class Loader:
         )
         signature = Signature(config, graph)
         plan = self._first_plan(graph, log_stages(name, source.number))
-        target = Target(config, graph, signature, source.plan_file.parent.parent)
+        target = Target(config, graph, signature, source.model_dir)
         staged: Staged | None = None
         from_files = serving is None or not _fits(graph, serving)
         if serving is not None and not from_files:
@@ -108,14 +108,14 @@ class Loader:
         self._exempt_modules_from_collection()
         _log_parameters(graph, len(config.instance_names))
         _log_weights(name, source.number, staged)
-        load_ms = (time.monotonic() - started_s) * 1e3
-        return Loaded(source, config, graph, signature, plan, staged, from_files, load_ms)
+        load_s = time.monotonic() - started_s
+        return Loaded(source, config, graph, signature, plan, staged, from_files, load_s)
 
     def with_weights(self, loaded: Loaded, serving: Generation) -> Loaded:
         """``loaded`` with the weights of ``serving``, where its graph has slots for them; else as it is."""
         if not _fits(loaded.graph, serving):
             return loaded
-        target = Target(loaded.config, loaded.graph, loaded.signature, loaded.source.plan_file.parent.parent)
+        target = Target(loaded.config, loaded.graph, loaded.signature, loaded.source.model_dir)
         staged = self._stager.from_serving(target, loaded.plan, serving)
         return replace(loaded, staged=staged, from_files=False)
 

@@ -96,7 +96,7 @@ class Models:
         return all(
             model.versions
             and all(
-                (record.served is not None and record.served.able)
+                (record.served is not None and record.served.has_weights)
                 or (record.state is VersionState.UNAVAILABLE and record.reason == UNLOADED)
                 for record in model.versions.values()
             )
@@ -108,4 +108,4 @@ class Models:
         ready = model.ready()
         if not ready:
             raise NotFound(f"Request for unknown model: '{model.name}' has no available versions")
-        return next((version for version in reversed(ready) if not version.pending), ready[-1])
+        return next((version for version in reversed(ready) if not version.generation.pending), ready[-1])

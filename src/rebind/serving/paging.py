@@ -10,21 +10,23 @@ import asyncio
 import logging
 import time
 import weakref
-from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, NoReturn
 
 from rebind.errors import MemoryExceeded, RebindError, Unavailable, WeightsPending, WeightsRefused
 from rebind.repository.versions import Fingerprint
+from rebind.serving.eviction import Resident, choose_evictions
 from rebind.serving.generation import rebound
-from rebind.weights.formats import open_weights
+from rebind.serving.room import on_thread, with_room
+from rebind.serving.staging import open_source
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Awaitable, Collection, Iterator, Sequence
     from concurrent.futures import Executor
 
-    from rebind.engines.contract import BoundPlan, Graph
+    from rebind.engines.contract import BoundPlan
     from rebind.repository.versions import VersionSource
+    from rebind.serving.eviction import Memory
     from rebind.serving.generation import Generation
     from rebind.serving.models import Models
     from rebind.serving.staging import Stager, Target
@@ -34,64 +36,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-PATIENCE_S = 10.0
+ROOM_TIMEOUT_S = 10.0
 """How long a page-in waits for memory that other requests use, before it fails for want of it."""
-_PAUSE_S = 0.002
-
-
-class Memory(Protocol):
-    """A piece of memory that is in use as long as any resident holds it."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def __hash__(self) -> int: ...
-
-
-Owner = TypeVar("Owner")
-
-
-@dataclass(frozen=True, slots=True)
-class Resident(Generic[Owner]):
-    """A weight set in memory: what ``owner`` serves, or (``retained``) has served and keeps.
-
-    ``memory``: what it holds, possibly with others. ``busy``: it is needed at this moment. ``kept``: it must stay for
-    good, for nothing has it but the memory.
-    """
-
-    owner: Owner
-    memory: frozenset[Memory]
-    last_used_s: float
-    retained: bool = False
-    busy: bool = False
-    kept: bool = False
-
-
-def decide(residents: Sequence[Resident[Owner]], needed_bytes: int) -> list[Resident[Owner]]:
-    """Which of the ``residents`` to let go so that ``needed_bytes`` come free; none when all that may go is too little.
-
-    Retained sets go first, then those that were used the longest ago. What other residents hold too is not counted as
-    free, and a set that adds nothing to it stays.
-    """
-    holders = Counter(memory for resident in residents for memory in resident.memory)
-    free_bytes = 0
-    chosen: list[Resident[Owner]] = []
-    movable = [resident for resident in residents if not (resident.busy or resident.kept)]
-    for resident in sorted(movable, key=lambda each: (not each.retained, each.last_used_s)):
-        if free_bytes >= needed_bytes and chosen:
-            break
-        holders.subtract(resident.memory)
-        free_bytes += sum(memory.nbytes for memory in resident.memory if not holders[memory])
-        chosen.append(resident)
-    if free_bytes < needed_bytes:
-        return []
-    for resident in reversed(chosen[:-1]):
-        gain = sum(memory.nbytes for memory in resident.memory if not holders[memory])
-        if free_bytes - gain >= needed_bytes:
-            free_bytes -= gain
-            holders.update(resident.memory)
-            chosen.remove(resident)
-    return chosen
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +48,7 @@ class _Set:
     generation: Generation
 
 
-class _Place:
+class _HeldFiles:
     """Where weights that were let go can be read again: the files of ``source``, held open as they were then.
 
     They are closed when that is asked for, or with ``version``.
@@ -140,8 +86,8 @@ class Pager:
         self._models = models
         self._stager = stager
         self._executor = executor
-        self._places: weakref.WeakKeyDictionary[ModelVersion, _Place] = weakref.WeakKeyDictionary()
-        self._spoilt: weakref.WeakKeyDictionary[ModelVersion, Fingerprint] = weakref.WeakKeyDictionary()
+        self._held: weakref.WeakKeyDictionary[ModelVersion, _HeldFiles] = weakref.WeakKeyDictionary()
+        self._changed_files: weakref.WeakKeyDictionary[ModelVersion, Fingerprint] = weakref.WeakKeyDictionary()
         """The files that were found to have other weights: they are not read again before they change."""
         self._arrivals: dict[ModelVersion, asyncio.Task[None]] = {}
 
@@ -151,22 +97,18 @@ class Pager:
         To be called when :class:`MemoryExceeded` says what is missing; what failed is then to be tried again. Sets
         that only memory has (pushed, and not persisted) stay, and so do those that requests, refits or stages use.
         """
-        self._forget_places()
-        kept: set[ModelVersion] = set()
-        while chosen := decide(list(self._residents(kept)), missing_bytes):
-            places = {
-                version: _place_of(version)
-                for version in (resident.owner.version for resident in chosen if not resident.retained)
-            }
-            gone = {version for version, place in places.items() if place is None}
-            if not gone:
+        self._close_unneeded()
+        unevictable: set[ModelVersion] = set()
+        while chosen := choose_evictions(list(self._residents(unevictable)), missing_bytes):
+            serving = [resident.owner.version for resident in chosen if not resident.retained]
+            held = {version: files for version in serving if (files := _hold_files(version)) is not None}
+            if len(held) == len(serving):
                 self._let_go(chosen)
-                self._places.update({version: place for version, place in places.items() if place is not None})
+                self._held.update(held)
                 return True
-            for place in places.values():
-                if place is not None:
-                    place.close()
-            kept |= gone
+            for files in held.values():
+                files.close()
+            unevictable |= set(serving) - held.keys()
         return False
 
     async def page_in(self, version: ModelVersion) -> None:
@@ -174,7 +116,7 @@ class Pager:
 
         Whoever has a request for the version has to count it in ``in_flight`` before, so that it is not let go again
         first. Raises :class:`Unavailable` when its file does not have the same weights any more, and
-        :class:`MemoryExceeded` when there is no room for them, nor comes to be for :data:`PATIENCE_S`.
+        :class:`MemoryExceeded` when there is no room for them, nor comes to be for :data:`ROOM_TIMEOUT_S`.
         """
         if version.generation.resident:
             return
@@ -182,46 +124,52 @@ class Pager:
         if arrival is None:
             arrival = self._arrivals[version] = asyncio.create_task(self._page_in(version))
             arrival.add_done_callback(lambda task: self._arrived(version, task))
-        await asyncio.shield(arrival)
+        try:
+            await asyncio.shield(arrival)
+        finally:
+            del arrival  # its error refers to this frame: together they would wait for the garbage collector
 
     def _arrived(self, version: ModelVersion, task: asyncio.Task[None]) -> None:
         del self._arrivals[version]
         if not task.cancelled():
             task.exception()  # it is looked at: those who asked may all be gone
 
-    def _residents(self, kept: Collection[ModelVersion]) -> Iterator[Resident[_Set]]:
-        """All weight sets in memory; those that the versions in ``kept`` serve have to stay."""
+    def _residents(self, unevictable: Collection[ModelVersion] = ()) -> Iterator[Resident[_Set]]:
+        """All weight sets in memory; those that the versions in ``unevictable`` serve have to stay."""
         for version in (version for model in self._models for version in model.ready()):
-            changing = version.refit_lock.locked()
             for generation in version.retained:
-                owner, memory = _Set(version, generation), _memory(generation)
-                asked_for = version.config.keep_generations is not None
-                yield Resident(owner, memory, version.last_used_s, retained=True, busy=changing, kept=asked_for)
+                yield Resident(
+                    _Set(version, generation),
+                    _memory(generation),
+                    version.last_used_s,
+                    retained=True,
+                    unevictable=version.retained.asked_for,
+                )
             generation = version.generation
             if generation.resident:
                 yield Resident(
                     _Set(version, generation),
                     _memory(generation),
                     version.last_used_s,
-                    busy=changing or bool(version.stages) or version.in_flight > 0,
-                    kept=version in kept or generation.digest != version.source_digest,
+                    busy=version.refit_lock.locked() or bool(version.stages) or version.in_flight > 0,
+                    unevictable=version in unevictable or generation.digest != version.source_digest,
                 )
 
     def _let_go(self, chosen: Sequence[Resident[_Set]]) -> None:
         for resident in chosen:
             version, generation = resident.owner.version, resident.owner.generation
             if resident.retained:
-                version.drop_retained(generation)
-                _log.debug("%s does not keep generation %d any longer", _named(version), generation.number)
+                version.retained.drop(generation)
+                _log.debug("%s does not keep generation %d any longer", version, generation.number)
             else:
                 version.page_out()
                 self.paged_out += 1
-                _log.debug("%s: weights paged out", _named(version))
+                _log.debug("%s: weights paged out", version)
 
-    def _forget_places(self) -> None:
+    def _close_unneeded(self) -> None:
         """Closes the files of versions that have got other weights meanwhile."""
-        for version in [version for version in self._places if version.generation.resident]:
-            self._places.pop(version).close()
+        for version in [version for version in self._held if version.generation.resident]:
+            self._held.pop(version).close()
 
     async def _page_in(self, version: ModelVersion) -> None:
         async with version.refit_lock:
@@ -229,7 +177,7 @@ class Pager:
                 return
             if version.generation.pending:
                 raise WeightsPending(version.name, version.number)
-            if version.lost and self._spoilt.get(version) == _fingerprint(version.source):
+            if version.lost and self._changed_files.get(version) == _fingerprint(version.source):
                 raise Unavailable(version.lost)
             started_s = time.monotonic()
             try:
@@ -244,13 +192,13 @@ class Pager:
             total_s = time.monotonic() - started_s
             self.paged_in += 1
             version.refits.record("page_in", "committed", put.copied_bytes, put.shared_bytes, {"total": total_s})
-            _log.debug("%s: weights paged in, in %.1f ms", _named(version), total_s * 1e3)
+            _log.debug("%s: weights paged in, in %.1f ms", version, total_s * 1e3)
 
     def _give_up(self, version: ModelVersion, error: RebindError) -> NoReturn:
         if isinstance(error, _OtherWeights):
-            self._spoilt[version] = _fingerprint(version.source)
+            self._changed_files[version] = _fingerprint(version.source)
         reason = (
-            f"{_named(version)}: its weights were paged out and cannot be read again: {error}; "
+            f"{version}: its weights were paged out and cannot be read again: {error}; "
             "load the model again, or push weights"
         )
         if reason != version.lost:
@@ -260,36 +208,32 @@ class Pager:
 
     async def _read(self, version: ModelVersion) -> tuple[PutResult, tuple[BoundPlan, ...]]:
         """The weights that were let go, bound to the version's plan; waits for memory."""
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + ROOM_TIMEOUT_S
         target, generation, source = version.target, version.generation, version.source
         if generation.digest != version.source_digest:
             raise Unavailable("no file has them")
-        while True:
-            place = self._places.get(version)
-            opened = place.opened if place is not None and place.source is source and place.as_it_was() else None
-            try:
-                return await asyncio.get_running_loop().run_in_executor(
-                    self._executor, self._read_now, target, generation, source, opened
-                )
-            except MemoryExceeded as error:
-                missing_bytes = error.needed_bytes - error.free_bytes
-                if self.make_room(missing_bytes):
-                    continue
-                if time.monotonic() > deadline_s or not self._may_come_free(missing_bytes):
-                    raise
-            await asyncio.sleep(_PAUSE_S)
+
+        def attempt() -> Awaitable[tuple[PutResult, tuple[BoundPlan, ...]]]:
+            held = self._held.get(version)
+            opened = held.opened if held is not None and held.source is source and held.as_it_was() else None
+            return on_thread(self._executor, lambda: self._read_now(target, generation, source, opened))
+
+        def may_come_free(missing_bytes: int) -> bool:
+            return time.monotonic() <= deadline_s and self._may_come_free(missing_bytes)
+
+        return await with_room(attempt, self.make_room, may_come_free)
 
     def _may_come_free(self, missing_bytes: int) -> bool:
         """Whether there would be room if no request ran, or once other weights that are read now may go again."""
-        idle = [replace(resident, busy=False) for resident in self._residents(())]
-        return len(self._arrivals) > 1 or bool(decide(idle, missing_bytes))
+        idle = [replace(resident, busy=False) for resident in self._residents()]
+        return len(self._arrivals) > 1 or bool(choose_evictions(idle, missing_bytes))
 
     def _read_now(
         self, target: Target, generation: Generation, source: VersionSource, opened: WeightsSource | None
     ) -> tuple[PutResult, tuple[BoundPlan, ...]]:
         """From ``opened``, or from the files that lie there now. Blocks."""
         if opened is None:
-            with _open(source, target.graph) as found:
+            with open_source(source, target.graph) as found:
                 return self._read_now(target, generation, source, found)
         put = self._stager.put_sent(target, opened, None, patch=False)
         if put.weights.digest != generation.digest:
@@ -303,21 +247,17 @@ def _memory(generation: Generation) -> frozenset[Memory]:
     return frozenset(tensor.segment for bound in set(generation.bounds) for tensor in bound.weights.tensors.values())
 
 
-def _place_of(version: ModelVersion) -> _Place | None:
+def _hold_files(version: ModelVersion) -> _HeldFiles | None:
     """The files that the serving weights were read from; None if they were written to, or others took their place."""
     try:
-        place = _Place(version, version.source, _open(version.source, version.graph))
+        files = _HeldFiles(version, version.source, open_source(version.source, version.graph))
     except RebindError:
         return None
     replaced = version.source.weights_file is not None and _fingerprint(version.source) != version.source.weights_print
-    if replaced or not place.as_it_was():
-        place.close()
+    if replaced or not files.as_it_was():
+        files.close()
         return None
-    return place
-
-
-def _open(source: VersionSource, graph: Graph) -> WeightsSource:
-    return graph.embedded_weights() if source.weights_file is None else open_weights(source.weights_file)
+    return files
 
 
 def _fingerprint(source: VersionSource) -> Fingerprint:
@@ -325,7 +265,3 @@ def _fingerprint(source: VersionSource) -> Fingerprint:
     if source.weights_file is None:
         return Fingerprint.of([source.plan_file])
     return Fingerprint.of(path for path, _ in source.weights_print.stamps)
-
-
-def _named(version: ModelVersion) -> str:
-    return f"'{version.name}' version {version.number}"

@@ -24,13 +24,12 @@ def persist(config: ModelConfig, source: VersionSource, weights: WeightsSource, 
     :func:`rebind.repository.publish.publish`; then the repository is as it was.
     """
     layout = layout_of(FileRules.from_message(config.message, config.name))
-    model_dir = source.plan_file.parent.parent
     publish_written(
         lambda path: write_weights(weights, path),
-        suffix_in(model_dir, source.number, layout),
-        model_dir,
+        suffix_in(source.model_dir, source.number, layout),
+        source.model_dir,
         source.number,
         label or None,
         layout,
     )
-    return resolve(list_model(model_dir), source.number, layout)
+    return resolve(list_model(source.model_dir), source.number, layout)

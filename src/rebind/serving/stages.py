@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import secrets
 import time
 import weakref
@@ -15,7 +16,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rebind.errors import Conflict, NotFound
-from rebind.serving.contents import Received, Shared, Spooled
+from rebind.serving.contents import Readable, Received, Shared, Spooled
+from rebind.serving.lease import Lease
 from rebind.serving.refit import Change
 from rebind.serving.staging import keeps_values
 from rebind.serving.updates import Mode, StageOptions, UpdateOptions, UpdateReport
@@ -28,13 +30,10 @@ if TYPE_CHECKING:
     from rebind.serving.staging import Staged, Stager
     from rebind.serving.version import ModelVersion
     from rebind.weights.incoming import IncomingFile
-    from rebind.weights.spool import SpooledFile
     from rebind.weights.store import PutResult, WeightStore
 
 PUSH, STAGE = "push", "stage"
 """Where weights come from, as history and metrics name it."""
-
-_TICK_S = 0.1
 
 
 class Stages:
@@ -51,11 +50,11 @@ class Stages:
         Raises what would refuse it whatever the body is: a digest that does not serve, too little memory.
         """
         self._refitter.check(version, options)
-        return self._open(version, StageOptions(mode), PUSH, takes_room=not options.dry_run)
+        return self._open(version, StageOptions(mode), PUSH, drop_retained=not options.dry_run)
 
     def open(self, version: ModelVersion, options: StageOptions) -> Stage:
         """A stage that clients find by its id."""
-        stage = self._open(version, options, STAGE, takes_room=True)
+        stage = self._open(version, options, STAGE, drop_retained=True)
         version.stages[stage.id] = stage
         return stage
 
@@ -64,20 +63,19 @@ class Stages:
         stage = version.stages.get(stage_id)
         if stage is None:
             raise NotFound(
-                f"model '{version.name}' version {version.number} has no open stage '{stage_id:.80}': it was "
-                "committed, aborted, or not used for longer than its lease; open another"
+                f"model {version} has no open stage '{stage_id:.80}': it was committed, aborted, or not used for "
+                "longer than its lease; open another"
             )
         stage.renew()
         return stage
 
-    def _open(self, version: ModelVersion, options: StageOptions, cause: str, *, takes_room: bool) -> Stage:
-        if options.mode is Mode.PATCH and version.pending:
-            raise Conflict(
-                f"model '{version.name}' version {version.number} has no weights that could be patched; send all of them"
-            )
+    def _open(self, version: ModelVersion, options: StageOptions, cause: str, *, drop_retained: bool) -> Stage:
+        """``drop_retained``: earlier weights that need not be kept give their memory to this stage."""
+        if options.mode is Mode.PATCH and version.generation.pending:
+            raise Conflict(f"model {version} has no weights that could be patched; send all of them")
         if options.mode is Mode.FULL and not version.config.refits_in_place:
-            if takes_room:
-                version.make_room_for_stage()
+            if drop_retained:
+                version.retained.make_room_for_stage()
             # A region is copied from when it is committed. What serves here is not to make room for its successor.
             with version.pinned():
                 self._refitter.make_room(version.graph.slots.nbytes * (2 if options.shared_memory else 1))
@@ -90,7 +88,7 @@ class Stage:
     # Of the round that :meth:`_begin` begins; a stage that is kept has one round after the other.
     _began_s: float
     _base_digest: str  # of the weights that served then; a patch is for these only
-    _incoming: Callable[[], IncomingFile | SpooledFile | None]  # what comes at the moment
+    _incoming: Callable[[], IncomingFile | None]  # what comes at the moment
     _prepared: Staged | None
 
     def __init__(
@@ -109,19 +107,17 @@ class Stage:
         self._store = store
         self._stager = stager
         self._refitter = refitter
-        self._ends_at_s = time.monotonic() + options.time_limit_s
-        self._leased_until_s = self._ends_at_s
-        self._seen_bytes = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._seen_bytes = 0  # when the lease was looked at last
         self._busy = False
         self._closed = False
+        self._is_push = cause == PUSH
         self._patch = options.mode is Mode.PATCH
         self._in_place = version.config.refits_in_place and not self._patch
         self._contents = self._new_contents()
         self._begin()
-        self.renew()
+        self._lease = Lease(options.lease_s, options.time_limit_s, self._lapsed)
 
-    def incoming(self) -> IncomingFile | SpooledFile:
+    def incoming(self) -> IncomingFile:
         """Where the next safetensors file of this stage goes.
 
         Raises :class:`Conflict` while another one arrives, and :class:`InvalidArgument` for a stage in shared memory.
@@ -136,12 +132,15 @@ class Stage:
         """Checks, copies and binds what was sent, so that :meth:`commit` has nothing left to do.
 
         ``names`` are the slots of a region that were written; None: all. A region is copied anew with each call; what
-        was sent over the network is taken once. For a refit in place nothing can be done beforehand.
+        was sent over the network is taken once, or again when other weights serve than those it took values from. For a
+        refit in place nothing can be done beforehand.
         """
         async with self._exclusive():
             if isinstance(self._contents, Shared):
                 self._prepared = None
                 self._contents.names = names
+            elif self._prepared is not None and self._is_outdated(self._prepared):
+                self._prepared = None
             if self._prepared is None and not self._in_place:
                 await self._bring_in_base()
                 self._prepared = await self._prepare()
@@ -153,30 +152,30 @@ class Stage:
         the next weights; so it does when the weights are refused, for a correction, and after a dry run.
         """
         task = asyncio.ensure_future(self._commit(options, keep=keep))
-        task.add_done_callback(_hear)
-        return await asyncio.shield(task)
+        task.add_done_callback(_retrieve_error)
+        try:
+            return await asyncio.shield(task)
+        finally:
+            del task  # its error refers to this frame: together they would wait for the garbage collector
 
     def abort(self) -> None:
         """Ends the stage, and gives its memory back; Conflict while it is being prepared or committed."""
-        if self._busy:
-            self._require_idle()
+        self._require_not_busy()
         self._close()
 
     def end(self) -> None:
         """As :meth:`abort`; a commit that is under way comes to its end first. What was pushed counts as refused."""
-        self._ends_at_s = 0.0
+        self._lease.lapse()
         if self._busy or self._closed:
             return
-        if self._cause == PUSH:
+        if self._is_push:
             receive_s = time.monotonic() - self._began_s
             self._version.refits.record(PUSH, "refused", durations_s={"receive": receive_s, "total": receive_s})
         self._close()
 
     def renew(self) -> None:
         """Its client has called: the lease begins anew."""
-        self._leased_until_s = min(time.monotonic() + self.options.lease_s, self._ends_at_s)
-        if self._timer is None:
-            self._watch()
+        self._lease.renew()
 
     def to_json(self) -> dict[str, Any]:
         """What its client is told."""
@@ -188,7 +187,7 @@ class Stage:
             "mode": self.options.mode.value,
             "shm": self.options.shared_memory,
             "lease_s": self.options.lease_s,
-            "expires_in_s": max(0.0, round(self._leased_until_s - time.monotonic(), 3)),
+            "expires_in_s": round(self._lease.left_s, 3),
             "base_digest": self._base_digest,
             "received_bytes": contents.received_bytes,
             "received": sorted(contents.received_names),
@@ -206,7 +205,8 @@ class Stage:
         if self._in_place or (self._patch and not version.generation.resident):
             return Spooled(slots, subject, patch=self._patch)
         base = version.generation.weights if self._patch else None
-        return Received(self._store, slots, base, subject, whole=self._cause == PUSH)
+        make_room = functools.partial(_make_room, version, self._refitter)
+        return Received(self._store, slots, base, subject, make_room, whole=self._is_push)
 
     def _begin(self) -> None:
         """The first round, or the next one."""
@@ -216,19 +216,17 @@ class Stage:
         self._prepared = None
 
     async def _commit(self, options: UpdateOptions, *, keep: bool) -> UpdateReport:
-        async with self._exclusive(last=self._cause == PUSH):
-            change = Change(
-                cause=self._cause,
-                options=options,
-                began_s=self._began_s,
-                stage=lambda: self._turn(options.label),
-                source=None if isinstance(self._contents, Received) or not self._in_place else self._contents.source,
-                received_bytes=self._contents.received_bytes,
-                receive_s=time.monotonic() - self._began_s,
-            )
+        async with self._exclusive(last=self._is_push):
+            contents, received_bytes = self._contents, self._contents.received_bytes
+            change = Change(self._cause, options, self._began_s, received_bytes, time.monotonic() - self._began_s)
             with self._version.pinned():
                 await self._bring_in_base()
-                report = await self._refitter.apply(self._version, change)
+                if self._in_place and isinstance(contents, Readable):
+                    report = await self._refitter.apply_in_place(self._version, change, contents.source)
+                else:
+                    report = await self._refitter.apply(
+                        self._version, change, lambda: self._weights_to_commit(options.label)
+                    )
         if not options.dry_run and not self._closed:
             if keep:
                 self._next_round()
@@ -237,7 +235,7 @@ class Stage:
         return report
 
     def _next_round(self) -> None:
-        if not isinstance(self._contents, Shared):
+        if not self.options.shared_memory:
             self._contents.close()
             self._contents = self._new_contents()
         self._begin()
@@ -247,8 +245,8 @@ class Stage:
         if self._patch or keeps_values(self._version.graph):
             await self._refitter.bring_in(self._version)
 
-    async def _turn(self, label: str) -> Staged:
-        """What is to be committed, when it is this stage's turn."""
+    async def _weights_to_commit(self, label: str) -> Staged:
+        """What was prepared, if that still holds now that it is this stage's turn; else what is prepared now."""
         serving, prepared = self._version.generation, self._prepared
         if self._patch and self._base_digest != serving.digest:
             raise Conflict(
@@ -257,18 +255,22 @@ class Stage:
             )
         if prepared is None:
             prepared = await self._prepare()
-        elif prepared.put.borrowed and prepared.serving_digest != serving.digest:
+        elif self._is_outdated(prepared):
             raise Conflict(
                 "other weights serve than when the stage was prepared, and it took some of theirs; prepare it again"
             )
         elif not prepared.bounds and prepared.digest != serving.digest:
-            prepared = await self._bound(prepared.put)
+            prepared = await self._bind(prepared.put)
         return replace(prepared, label=label)
+
+    def _is_outdated(self, prepared: Staged) -> bool:
+        """Whether it took values of weights that do not serve any more."""
+        return bool(prepared.put.borrowed) and prepared.serving_digest != self._version.generation.digest
 
     async def _prepare(self) -> Staged:
         version, contents = self._version, self._contents
-        if isinstance(contents, Shared) and not self._patch:
-            version.make_room_for_stage()
+        if self.options.shared_memory and not self._patch:
+            version.retained.make_room_for_stage()
         target, serving = version.target, version.generation
         weights = serving.weights if serving.resident else None
 
@@ -276,43 +278,48 @@ class Stage:
             put = contents.put(self._stager, target, weights)
             return self._stager.bound(target, serving.plan, put, serving.digest)
 
-        return await self._refitter.staged(prepare)
+        return await self._refitter.run_with_room(prepare)
 
-    async def _bound(self, put: PutResult) -> Staged:
+    async def _bind(self, put: PutResult) -> Staged:
         target, serving = self._version.target, self._version.generation
-        return await self._refitter.staged(lambda: self._stager.bound(target, serving.plan, put, serving.digest))
+        return await self._refitter.run_with_room(lambda: self._stager.bound(target, serving.plan, put, serving.digest))
 
     @contextlib.asynccontextmanager
     async def _exclusive(self, *, last: bool = False) -> AsyncIterator[None]:
-        """``last``: the stage ends with it, whatever comes of it."""
+        """While it lasts nothing else is done with the stage: Conflict for files, preparing, committing and aborting.
+
+        ``last``: the stage ends with it, whatever comes of it.
+        """
         self._require_idle()
         self._busy = True
         try:
             yield
         finally:
             self._busy = False
-            self.renew()
-            if last or self._leased_until_s <= time.monotonic():
+            self._lease.renew()
+            if last or not self._lease.left_s:
                 self._close()
 
     def _require_idle(self) -> None:
         arriving = self._incoming()
         if self._closed:
             raise Conflict(f"stage {self.id} has ended; open another")
-        if self._busy:
-            raise Conflict(f"stage {self.id} is being prepared or committed")
+        self._require_not_busy()
         if arriving is not None and not arriving.complete:
             raise Conflict(f"a file arrives for stage {self.id}; wait until it is there")
 
-    def _watch(self) -> None:
-        """Ends the stage when its lease has lapsed; bytes that arrive renew it."""
+    def _require_not_busy(self) -> None:
+        if self._busy:
+            raise Conflict(f"stage {self.id} is being prepared or committed")
+
+    def _lapsed(self) -> None:
+        """Nobody has called for the time of the lease; bytes that arrived meanwhile renew it."""
         received_bytes = self._contents.received_bytes
+        if self._busy:
+            return  # when it is not any more, the lease is renewed, or the stage ends
         if received_bytes != self._seen_bytes:
             self._seen_bytes = received_bytes
-            self._leased_until_s = min(time.monotonic() + self.options.lease_s, self._ends_at_s)
-        left_s = self._leased_until_s - time.monotonic()
-        if left_s > 0 or self._busy:
-            self._timer = asyncio.get_running_loop().call_later(max(left_s, _TICK_S), self._watch)
+            self._lease.renew()
         else:
             self._close()
 
@@ -320,16 +327,21 @@ class Stage:
         self._closed = True
         self._version.stages.pop(self.id, None)
         self._prepared = None
-        if self._timer is not None:
-            self._timer.cancel()
+        self._lease.cancel()
         self._contents.close()
+
+
+def _make_room(version: ModelVersion, refitter: Refitter, missing_bytes: int) -> bool:
+    """Lets weights go that nobody needs now, but not those that ``version`` serves; False when that is not enough."""
+    with version.pinned():
+        return refitter.free(missing_bytes)
 
 
 def _nothing() -> None:
     """No file has begun to arrive."""
 
 
-def _hear(task: asyncio.Task[UpdateReport]) -> None:
+def _retrieve_error(task: asyncio.Task[UpdateReport]) -> None:
     """Takes note of a failure that nobody waits for any more; asyncio would report it as forgotten."""
     if not task.cancelled():
         task.exception()

@@ -128,18 +128,25 @@ class Stager:
 
     def bind(self, target: Target, plan: Plan, weights: WeightSet) -> tuple[BoundPlan, ...]:
         """What each instance runs: one bound plan for all, or each its own on a copy of the weights."""
-        first, instances = plan.bind(weights), len(target.config.instance_names)
+        bounds, instances = [plan.bind(weights)], len(target.config.instance_names)
         if target.graph.shares_weights:
-            return (first,) * instances
-        return (first, *(plan.bind(self._store.copy(weights)) for _ in range(instances - 1)))
+            return tuple(bounds * instances)
+        while len(bounds) < instances:
+            bounds.append(plan.bind(self._store.copy(weights)))
+        return tuple(bounds)
 
     def _put_files(self, target: Target, source: VersionSource) -> PutResult:
         with target.graph.embedded_weights() as embedded:
             if source.weights_file is None:
                 allow_non_finite = target.config.allow_non_finite_weights
                 return self._store.put(target.graph.slots, embedded, allow_non_finite=allow_non_finite)
-            with open_weights(source.weights_file) as weights:
+            with open_source(source, target.graph) as weights:
                 return self.put_source(target, weights, embedded)
+
+
+def open_source(source: VersionSource, graph: Graph) -> WeightsSource:
+    """The weights of a version as they lie on the disk: in its weights file, or else in its model file."""
+    return graph.embedded_weights() if source.weights_file is None else open_weights(source.weights_file)
 
 
 def has_weights(graph: Graph, source: VersionSource) -> bool:

@@ -198,7 +198,7 @@ class Updater:
         if served is not None and not load.config_changed and served.graph.key == graph.key:
             return _SamePlan(graph, load.source)
         pushed = _pushed(served, load.source)
-        return await self._refitter.staged(
+        return await self._refitter.run_with_room(
             lambda: self._loader.load(name, config, load.source, graph, pushed), self._executor
         )
 
@@ -217,7 +217,7 @@ class Updater:
         pushed = _pushed(served, loaded.source)
         if pushed is None or (loaded.staged is not None and loaded.staged.digest == pushed.digest):
             return loaded
-        return await self._refitter.staged(lambda: self._loader.with_weights(loaded, pushed))
+        return await self._refitter.run_with_room(lambda: self._loader.with_weights(loaded, pushed))
 
     def _install(self, model: Model, loaded: Loaded) -> None:
         record = model.versions[loaded.source.number]
@@ -228,7 +228,7 @@ class Updater:
         for warning in version.signature.warnings:
             _log.warning("%s", warning)
         record.step("loaded" if record.state is VersionState.LOADING else "replaced", served=version)
-        _log.info("successfully loaded '%s' version %d", model.name, version.number)
+        _log.info("successfully loaded %s", version)
         if replaced is not None:
             replaced.retire()
             self._hold(asyncio.create_task(replaced.drain()))
@@ -276,7 +276,7 @@ class Updater:
     async def _drain(self, version: ModelVersion, record: VersionRecord) -> None:
         await version.drain()
         record.step("drained", UNLOADED)
-        _log.info("successfully unloaded '%s' version %d", version.name, version.number)
+        _log.info("successfully unloaded %s", version)
 
     async def _drained(self, name: str, numbers: Sequence[int]) -> None:
         """Waits for versions that are on their way out, so that their numbers can be loaded again."""

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+MOST_SECONDS = 7 * 24 * 3600.0
+"""The longest that a stage may live."""
+
+
 class Mode(enum.Enum):
     """What tensors that a client does not send become."""
 
@@ -50,6 +54,17 @@ class UpdateOptions:
         if self.label and not is_label(self.label):
             raise InvalidArgument(f"a label is 1 to {LABEL_CHARACTERS} printable characters, not {self.label!r:.80}")
 
+    @property
+    def persists(self) -> bool:
+        """Whether anything is to be written to the repository."""
+        return self.persist and not self.dry_run
+
+    def outcome(self, digest: str, serving_digest: str) -> Outcome:
+        """What is to come of weights with that ``digest``, which have passed every check."""
+        if digest == serving_digest:
+            return Outcome.UNCHANGED
+        return Outcome.VALID if self.dry_run else Outcome.COMMITTED
+
 
 @dataclass(frozen=True, slots=True)
 class StageOptions:
@@ -69,10 +84,6 @@ class StageOptions:
         for name, value in (("lease_s", self.lease_s), ("time_limit_s", self.time_limit_s)):
             if not 0 < value <= MOST_SECONDS:
                 raise InvalidArgument(f"{name} is {value}; give more than 0 and at most {MOST_SECONDS:.0f} seconds")
-
-
-MOST_SECONDS = 7 * 24 * 3600.0
-"""The longest that a stage may live."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rebind.errors import NotFound, WeightsPending
+from rebind.serving.caching_scheduler import CachingScheduler
 from rebind.serving.generation import Commit, Generation
 from rebind.serving.instances import ModelInstance
 from rebind.serving.lifecycle import WEIGHTS_TRANSITIONS, WeightsState, advance
 from rebind.serving.refit_statistics import RefitStatistics
-from rebind.serving.response_cache import CachingScheduler
+from rebind.serving.retained import RetainedGenerations
 from rebind.serving.staging import Target
 from rebind.serving.statistics import Statistics
 
@@ -37,13 +38,6 @@ if TYPE_CHECKING:
 
 HISTORY_LENGTH = 256
 """Committed generations that a version remembers (their names and figures, not their weights)."""
-
-
-_DEFAULT_KEPT = 1
-"""Previous weight sets that are kept where the configuration does not say."""
-MOST_KEPT_BYTES = 64 << 20
-"""Larger ones are kept till the next stage, which gets their memory, or for a while: a version that nobody has told to
-keep weights takes twice their memory while they change, and once when they do not."""
 
 
 class ModelVersion:
@@ -85,8 +79,8 @@ class ModelVersion:
         """The digest of the weights in :attr:`source`, as they were when they were last read or written by us."""
         self.lost: str | None = None
         """Why weights that were paged out cannot be read back."""
-        self.retained: tuple[Generation, ...] = ()
-        """Previous generations whose weights are kept, oldest first."""
+        self.retained = RetainedGenerations(self.config.keep_generations, self.graph.slots.nbytes)
+        """Previous generations whose weights are kept."""
         self.stages: dict[str, Stage] = {}
         """Open stages by their ids."""
         self.in_flight = 0
@@ -101,7 +95,6 @@ class ModelVersion:
         self._loop = asyncio.get_running_loop()
         self._changed: asyncio.Future[None] = self._loop.create_future()
         self._weights_state = WeightsState.PENDING
-        self._committed_s = time.monotonic()
         self._history = deque(() if predecessor is None else predecessor.history, maxlen=HISTORY_LENGTH)
         if loaded.staged is not None:
             self._begin(loaded, loaded.staged)
@@ -110,29 +103,27 @@ class ModelVersion:
         if cache is not None and loaded.config.caches_responses:
             self._scheduler = CachingScheduler(self._scheduler, cache, self)
 
+    def __str__(self) -> str:
+        return f"'{self.name}' version {self.number}"
+
     def _begin(self, loaded: Loaded, staged: Staged) -> None:
         self.step("stage")
         self.step("validated")
-        self.commit(staged, "load", loaded.load_ms)
+        self.commit(staged, "load", loaded.load_s)
         if loaded.from_files:
             self.source_digest = staged.digest
-        durations_s = {"total": loaded.load_ms / 1e3}
+        durations_s = {"total": loaded.load_s}
         self.refits.record("load", "committed", staged.put.copied_bytes, staged.put.shared_bytes, durations_s)
 
     @property
     def target(self) -> Target:
         """What weights for this version are staged for."""
-        return Target(self.config, self.graph, self.signature, self.source.plan_file.parent.parent)
+        return Target(self.config, self.graph, self.signature, self.source.model_dir)
 
     @property
-    def pending(self) -> bool:
-        """It was loaded without weights and waits for the first ones."""
-        return self.generation.pending
-
-    @property
-    def able(self) -> bool:
+    def has_weights(self) -> bool:
         """It has weights, in memory or where they can be had from."""
-        return not self.pending and self.lost is None
+        return not self.generation.pending and self.lost is None
 
     def infer(self, request: InferRequest) -> asyncio.Future[InferResponse]:
         """Queues a validated request; raises :class:`WeightsPending`, or NotFound for a generation that is not kept."""
@@ -169,8 +160,7 @@ class ModelVersion:
                 return kept
         there = ", ".join(str(each.number) for each in (*self.retained, generation))
         raise NotFound(
-            f"model '{self.name}' version {self.number} does not have generation {wanted} of its weights; "
-            f"it has: {there} (WEIGHTS_KEEP_GENERATIONS)"
+            f"model {self} does not have generation {wanted} of its weights; it has: {there} (WEIGHTS_KEEP_GENERATIONS)"
         )
 
     def resident_generation(self, parameters: Mapping[str, Parameter]) -> Generation:
@@ -230,20 +220,18 @@ class ModelVersion:
         generation = self.generation
         self.step("still pending" if generation.pending else "kept" if generation.resident else "still paged")
 
-    def commit(self, staged: Staged, cause: str, refit_ms: float, *, retain: bool = True) -> None:
+    def commit(self, staged: Staged, cause: str, refit_s: float, *, retain: bool = True) -> None:
         """Makes ``staged`` the next generation: one assignment, seen by every request that starts from now on.
 
-        ``retain``: the weights that it replaces are kept, as far as the configuration asks for it.
+        ``refit_s``: how long all of the change took. ``retain``: the weights that it replaces are kept, as far as the
+        configuration asks for it.
         """
         previous, plan = self.generation, staged.bounds[0].plan
         self.generation = Generation(previous.number + 1, staged.label, staged.digest, plan, staged.bounds)
         self.step("committed")
         self.refusal = self.lost = None
-        if retain and previous.resident:
-            keep = _DEFAULT_KEPT if self.config.keep_generations is None else self.config.keep_generations
-            self.retained = (*self.retained, previous)[-keep:] if keep else ()
-        self._committed_s = time.monotonic()
-        self._remember(staged, cause, refit_ms)
+        self.retained.committed(previous if retain and previous.resident else None)
+        self._remember(staged, cause, refit_s)
         self._resident.set()
         self._announce()
 
@@ -254,33 +242,15 @@ class ModelVersion:
         self.generation = replace(expected, plan=plan, bounds=bounds)
         return True
 
-    def drop_retained(self, generation: Generation) -> None:
-        """Keeps the weights of ``generation``, one of :attr:`retained`, no longer."""
-        self.retained = tuple(each for each in self.retained if each is not generation)
-
-    def make_room_for_stage(self) -> None:
-        """The memory of the weights that served before is the next stage's, if they are large and need not be kept."""
-        if self._gives_way:
-            self.retained = ()
-
-    def drop_idle(self, idle_s: float) -> None:
-        """The same, when nothing was committed for ``idle_s``."""
-        if self._gives_way and time.monotonic() - self._committed_s >= idle_s:
-            self.retained = ()
-
-    @property
-    def _gives_way(self) -> bool:
-        return self.config.keep_generations is None and self.graph.slots.nbytes > MOST_KEPT_BYTES
-
-    def take(self) -> None:
+    def release_weights(self) -> None:
         """Lets the weights go, and all that were retained; requests that start wait for the commit."""
         self._resident.clear()
-        self.retained = ()
+        self.retained.drop_all()
         self.generation = replace(self.generation, bounds=())
 
     def page_out(self) -> None:
         """Lets the weights go until :meth:`page_in`; for a version without requests."""
-        self.take()
+        self.release_weights()
         self.step("page out")
 
     def page_in(self, bounds: tuple[BoundPlan, ...]) -> None:
@@ -290,7 +260,7 @@ class ModelVersion:
         self.step("page in")
         self._resident.set()
 
-    def lose(self, reason: str) -> None:
+    def lose_weights(self, reason: str) -> None:
         """The weights are gone for good (an in-place refit failed half way): requests fail until others come."""
         self.generation = replace(self.generation, label="", digest="", bounds=())
         self.refusal = reason
@@ -298,7 +268,7 @@ class ModelVersion:
         self._resident.set()
         self._announce()
 
-    def _remember(self, staged: Staged, cause: str, refit_ms: float) -> None:
+    def _remember(self, staged: Staged, cause: str, refit_s: float) -> None:
         self._history.append(
             Commit(
                 generation=self.generation.number,
@@ -306,7 +276,7 @@ class ModelVersion:
                 digest=staged.digest,
                 cause=cause,
                 committed_at=time.time(),
-                refit_ms=refit_ms,
+                refit_s=refit_s,
                 copied_bytes=staged.put.copied_bytes,
                 shared_bytes=staged.put.shared_bytes,
             )

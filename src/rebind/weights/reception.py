@@ -16,7 +16,7 @@ from rebind.weights.names import slot_names
 from rebind.weights.slots import check, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from concurrent.futures import Executor
 
     from rebind.errors import Fault
@@ -35,6 +35,11 @@ class Expected:
     arrival: Arrival | None
 
 
+def no_room(_: int) -> bool:
+    """Nobody can give memory up."""
+    return False
+
+
 class Reception:
     """The tensors of one weight set, or patch, as they arrive in any number of files, in any order or grouping.
 
@@ -44,8 +49,15 @@ class Reception:
     """
 
     def __init__(
-        self, assembler: Assembler, threads: Executor, slots: SlotTable, base: WeightSet | None, subject: str
+        self,
+        assembler: Assembler,
+        threads: Executor,
+        slots: SlotTable,
+        base: WeightSet | None,
+        subject: str,
+        make_room: Callable[[int], bool],
     ) -> None:
+        """``make_room``: see :meth:`announce`."""
         self.subject = subject
         self.received_bytes = 0
         """Of all files, headers included."""
@@ -53,6 +65,7 @@ class Reception:
         self._inspector = Inspector(threads)
         self._slots = slots
         self._base = base
+        self._make_room = make_room
         self._firsts = {slot.name: group[0].name for group in slots.used_tensors for slot in group}
         self._optional = {slot.name: slots.infos[slot.name] for slot in slots.slots if not slot.required}
         self._room: dict[str, Room] | None = {} if base is not None else None
@@ -94,6 +107,7 @@ class Reception:
         with self._lock:
             self._closed = True
             self._room = self._base = None
+            self._make_room = no_room
             self._arrived, self._stored, self._dropped = {}, {}, {}
 
     def announce(self, header: bytes, *, whole: bool) -> tuple[list[Expected], int]:
@@ -101,20 +115,18 @@ class Reception:
 
         Raises :class:`rebind.errors.WeightsRefused` with all faults, before anything has changed, and
         :class:`rebind.errors.MemoryExceeded`. Where memory is short, earlier copies of the announced tensors are
-        dropped first. For
-        :class:`rebind.weights.incoming.ReceivedFile`, as the three methods below.
+        dropped first; then ``make_room`` is called with the bytes that are missing, again and again until they are
+        there or it returns False. For :class:`rebind.weights.incoming.ReceivedFile`, as the three methods below.
         """
         records = parse_header(header, None, self.subject)
         names, subject = slot_names(records, self._slots, self.subject)
         infos = {name: records[original][0] for name, original in names.items()}
         check(self._slots, infos, subject, self._optional, partial=not whole or self._base is not None)
-        with self._lock:
-            self._require_open()
-            try:
-                room = self._claim(infos)
-            except MemoryExceeded:
-                self._forget(infos)
-                room = self._claim(infos)
+        try:
+            room = self._claim(infos)
+        except MemoryExceeded:
+            self._forget(infos)
+            room = self._claim_at_any_cost(infos)
         offsets = {name: records[original][1] for name, original in names.items()}
         in_order = sorted(infos, key=lambda name: (offsets[name], infos[name].nbytes))
         expected = [
@@ -146,27 +158,39 @@ class Reception:
     def _claim(self, infos: Mapping[str, TensorInfo]) -> dict[str, Room]:
         """Room for those of these tensors that a graph reads; nothing was written to it before."""
         firsts = {name: self._firsts[name] for name in infos if name in self._firsts}
-        prepared = self._prepare() if self._room is None else self._room
-        claimed: dict[str, str] = {}
-        for name, first in firsts.items():
-            if first in prepared:
-                claimed.setdefault(first, name)
-        others = [name for name, first in firsts.items() if claimed.get(first) != name]
-        fresh = self._assembler.reserve([infos[name].nbytes for name in others])
-        self._room = prepared
-        return {name: prepared.pop(first) for first, name in claimed.items()} | {
-            name: fresh[index] for index, name in enumerate(others)
-        }
+        with self._lock:
+            self._require_open()
+            prepared = self._prepare() if self._room is None else self._room
+            claimed: dict[str, str] = {}
+            for name, first in firsts.items():
+                if first in prepared:
+                    claimed.setdefault(first, name)
+            others = [name for name, first in firsts.items() if claimed.get(first) != name]
+            fresh = self._assembler.reserve([infos[name].nbytes for name in others])
+            self._room = prepared
+            return {name: prepared.pop(first) for first, name in claimed.items()} | {
+                name: fresh[index] for index, name in enumerate(others)
+            }
+
+    def _claim_at_any_cost(self, infos: Mapping[str, TensorInfo]) -> dict[str, Room]:
+        """As :meth:`_claim`, with memory that others can spare. Not under the lock: sets end while it is made."""
+        while True:
+            try:
+                return self._claim(infos)
+            except MemoryExceeded as error:
+                if not self._make_room(error.needed_bytes - error.free_bytes):
+                    raise
 
     def _forget(self, names: Iterable[str]) -> None:
         """Drops the copies of these tensors that arrived before, so that a file can be sent again without more memory.
 
         Waits some milliseconds for the digests, which hold that memory while they are computed.
         """
-        self._inspector.wait()
-        for name in names:
-            self._arrived.pop(name, None)
-            self._stored.pop(name, None)
+        with self._lock:
+            self._inspector.wait()
+            for name in names:
+                self._arrived.pop(name, None)
+                self._stored.pop(name, None)
 
     def _prepare(self) -> dict[str, Room]:
         """Room for a full set, so that one that does not fit is refused at once, however it is split into files.

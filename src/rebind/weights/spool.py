@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rebind.errors import Fault, StorageFailed
+from rebind.errors import Fault, StorageFailed, WeightsRefused
 from rebind.weights.header import MOST_JSON_BYTES
 from rebind.weights.incoming import IncomingFile
 from rebind.weights.safetensors import open_safetensors
@@ -60,7 +60,10 @@ class Spool:
 
     def add(self, path: Path) -> None:
         """A file is complete; WeightsRefused when it is damaged."""
-        self._files.append(open_safetensors(path))
+        try:
+            self._files.append(open_safetensors(path))
+        except WeightsRefused as refused:
+            raise WeightsRefused(self.subject, refused.faults) from None  # the path is none that a client knows
 
 
 class SpooledFile(IncomingFile):
@@ -80,15 +83,17 @@ class SpooledFile(IncomingFile):
         """See :meth:`IncomingFile.received`; StorageFailed when the disk does not take them."""
         self._spool.count(count)
         try:
+            # On the event loop: into the page cache a MiB takes 0.2 ms (median; 2 to 5 ms for one in a hundred), which
+            # is less than to hand it to a thread, and to hold the connection up until that is done.
             self._file.write(self._buffer[:count])
         except OSError as error:
             raise StorageFailed(f"cannot keep arriving weights in {tempfile.gettempdir()}: {error}") from error
 
     def finish(self) -> None:
-        self._file.flush()
-        self._spool.add(Path(f"/proc/self/fd/{self._file.fileno()}"))
+        with self._file:
+            self._file.flush()
+            self._spool.add(Path(f"/proc/self/fd/{self._file.fileno()}"))
         self.complete = True
-        self._file.close()
 
 
 class _Merged(WeightsSource):

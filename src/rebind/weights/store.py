@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rebind.weights.assembly import Assembler, PutResult
 from rebind.weights.fillings import fillings, non_finite, unequal_ties
 from rebind.weights.reading import READERS, read_tensors
-from rebind.weights.reception import Reception
+from rebind.weights.reception import Reception, no_room
 from rebind.weights.region import Region
 from rebind.weights.segment import SegmentPool
 from rebind.weights.slots import check, refusal
@@ -108,14 +108,22 @@ class WeightStore:
         read = [(filling, content.digest) for filling, content in zip(unread, contents, strict=True)]
         return set_digest(slots, {slot.name: digest for filling, digest in known + read for slot in filling.slots})
 
-    def receive(self, slots: SlotTable, base: WeightSet | None = None, *, subject: str) -> Reception:
+    def receive(
+        self,
+        slots: SlotTable,
+        base: WeightSet | None = None,
+        *,
+        subject: str,
+        make_room: Callable[[int], bool] = no_room,
+    ) -> Reception:
         """Room for weights that arrive in safetensors files, piece by piece, straight to where they will serve.
 
         With ``base``, a set for the same slots, they are a patch, as for :meth:`put`. ``subject`` is what messages
-        call them. Does not block.
+        call them. ``make_room`` is called on the thread that receives when memory is short: it gives up memory of sets
+        that can be spared, as many bytes as it is told, or returns False. Does not block.
         """
         _require_same_slots(slots, base)
-        return Reception(self._assembler, self._threads, slots, base, subject)
+        return Reception(self._assembler, self._threads, slots, base, subject, make_room)
 
     def region(self, slots: SlotTable) -> Region:
         """Memory that a trainer on this machine can write weights into, to be put from there. Does not block."""
