@@ -150,6 +150,7 @@ class Server:
         _log.info("Waiting for in-flight requests to complete.")
         deadline_s = asyncio.get_running_loop().time() + self._config.exit_timeout_secs
         self._control.stop_polling()
+        self.data_plane.end_waits()
         await asyncio.gather(*(listener.drain(self._config.exit_timeout_secs) for listener in self._listeners))
         self.data_plane.stop()
         _log.info("All models are stopped, unloading models")

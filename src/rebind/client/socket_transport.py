@@ -135,6 +135,8 @@ class SocketTransport:
             done += len(piece)
             if request.progress is not None and request.sink is None:
                 request.progress(done, total)
+        if head:
+            connection.sendall(head)  # an empty file has no pieces
 
     def _receive(self, connection: socket.socket, reader: ReplyReader) -> None:
         while reader.reply is None:

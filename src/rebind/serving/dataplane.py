@@ -73,11 +73,18 @@ class DataPlane:
         self._pager = pager
         self._strict_readiness = strict_readiness
         self._started = False
+        self._ending = False
         self._stopping = False
 
     def start(self) -> None:
         """Start-up models are loaded: the server is ready from now on."""
         self._started = True
+
+    def end_waits(self) -> None:
+        """Refuses requests that wait for weights: nobody pushes any to a server that is about to stop."""
+        self._ending = True
+        for version in [version for model in self._models for version in model.ready()]:
+            version.wake()
 
     def stop(self) -> None:
         """Refuses requests from now on."""
@@ -216,6 +223,8 @@ class DataPlane:
     async def _reached(self, name: str, version: int | None, generation: int) -> None:
         """Returns when the version's generation is that or a later one; a reload on the way does not matter."""
         while (leased := self._models.lease(name, version)).generation.number < generation:
+            if self._ending:
+                raise Unavailable("Server exiting")
             await leased.change()
 
     async def repository_index(self, *, ready: bool = False) -> list[dict[str, str]]:

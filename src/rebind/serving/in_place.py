@@ -34,6 +34,8 @@ async def replace_weights(version: ModelVersion, stage: Callable[[], Awaitable[S
     """
     deadline_s = time.monotonic() + RELEASE_TIMEOUT_S
     freed = _freed(version)
+    for each in version.stages.values():
+        each.forget_prepared()
     version.release_weights()
     try:
         with contextlib.suppress(TimeoutError):

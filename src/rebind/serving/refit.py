@@ -59,7 +59,7 @@ class Change:
 
     ``cause`` is told in the history. Of what came before: ``began_s``, when it began (monotonic), and
     ``received_bytes`` in ``receive_s`` seconds. ``retain``: the weights that are replaced are kept, as the
-    configuration says.
+    configuration says. ``source``: the files of the repository that the weights come from.
     """
 
     cause: str
@@ -68,11 +68,16 @@ class Change:
     received_bytes: int = 0
     receive_s: float = 0.0
     retain: bool = True
+    source: VersionSource | None = None
 
     @property
     def metrics_name(self) -> str:
         """The cause, as metrics name it."""
         return self.cause.replace(" ", "_")
+
+
+class _Superseded(Conflict):
+    """The files of a refit are those that serve, or served, by now: a push has persisted its weights meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +140,12 @@ class Refitter:
         began_s = time.monotonic()
         try:
             if version.config.refits_in_place:
-                options = UpdateOptions(label=published_label(source.weights_file))
-                change = Change(cause, options, began_s)
+                change = Change(cause, UpdateOptions(), began_s, source=source)
                 report = await self.apply_in_place(version, change, lambda: open_source(source, graph))
             else:
-                report = await self.apply(version, Change(cause, UpdateOptions(), began_s), stage)
+                report = await self.apply(version, Change(cause, UpdateOptions(), began_s, source=source), stage)
+        except _Superseded:
+            return
         except RebindError as error:
             version.refusal = error.status_text
             _log.error(
@@ -205,6 +211,8 @@ class Refitter:
     ) -> UpdateReport:
         """Performs one change; its caller holds the version's lock."""
         self.check(version, change.options)
+        if change.source == version.source:
+            raise _Superseded(f"the files of {version} have been taken over already")
         clock = _Clock(change)
         version.step("stage")
         try:
@@ -240,10 +248,12 @@ class Refitter:
         self, version: ModelVersion, change: Change, open_source: Callable[[], WeightsSource], clock: _Clock
     ) -> _Done:
         """The new weights come into the memory of the old ones (:mod:`rebind.serving.in_place`)."""
-        target, plan, label = version.target, version.generation.plan, change.options.label
+        target, plan, label = version.target, version.generation.plan, await _label_of(change)
         with await asyncio.to_thread(open_source) as source:
             kept = await self._kept_values(version, target)
             digest = await self.run_with_room(lambda: self._stager.examine(target, source, kept))
+            if await _label_of(change) != label:
+                raise Conflict(f"the weights of {version} were published anew while they were read")
             clock.lap("stage")
             outcome = change.options.outcome(digest, version.generation.digest)
             sent = renamed(source, target.graph.slots)
@@ -295,6 +305,13 @@ class _Clock:
     def total_s(self) -> float:
         """Since the change began."""
         return time.monotonic() - self._began_s
+
+
+async def _label_of(change: Change) -> str:
+    """What the weights are to be called: as the client says, or as they were published."""
+    if change.source is None:
+        return change.options.label
+    return await asyncio.to_thread(published_label, change.source.weights_file)
 
 
 def _label(version: ModelVersion, label: str, outcome: Outcome) -> str:

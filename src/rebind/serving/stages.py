@@ -143,6 +143,7 @@ class Stage:
                 self._prepared = None
             if self._prepared is None and not self._in_place:
                 await self._bring_in_base()
+                self._require_base()
                 self._prepared = await self._prepare()
 
     async def commit(self, options: UpdateOptions, *, keep: bool = False) -> UpdateReport:
@@ -173,6 +174,10 @@ class Stage:
             self._version.refits.record(PUSH, "refused", durations_s={"receive": receive_s, "total": receive_s})
         self._close()
 
+    def forget_prepared(self) -> None:
+        """The weights that serve are to leave memory; what was prepared shares tensors with them."""
+        self._prepared = None
+
     def renew(self) -> None:
         """Its client has called: the lease begins anew."""
         self._lease.renew()
@@ -201,8 +206,9 @@ class Stage:
         subject = f"weights sent for '{version.name}'"
         if self.options.shared_memory:
             return Shared(self._store, slots, patch=self._patch)
-        # Weights that were paged out can be patched once they are back, which takes longer than a client may wait.
-        if self._in_place or (self._patch and not version.generation.resident):
+        # Weights that were paged out can be patched once they are back, which takes longer than a client may wait. And
+        # where weights are replaced in place, a patch must not hold those that are to go.
+        if version.config.refits_in_place or (self._patch and not version.generation.resident):
             return Spooled(slots, subject, patch=self._patch)
         base = version.generation.weights if self._patch else None
         make_room = functools.partial(_make_room, version, self._refitter)
@@ -247,12 +253,8 @@ class Stage:
 
     async def _weights_to_commit(self, label: str) -> Staged:
         """What was prepared, if that still holds now that it is this stage's turn; else what is prepared now."""
+        self._require_base()
         serving, prepared = self._version.generation, self._prepared
-        if self._patch and self._base_digest != serving.digest:
-            raise Conflict(
-                f"the patch was made for weights with the digest '{self._base_digest}', by now those with "
-                f"'{serving.digest}' serve; send it again"
-            )
         if prepared is None:
             prepared = await self._prepare()
         elif self._is_outdated(prepared):
@@ -262,6 +264,15 @@ class Stage:
         elif not prepared.bounds and prepared.digest != serving.digest:
             prepared = await self._bind(prepared.put)
         return replace(prepared, label=label)
+
+    def _require_base(self) -> None:
+        """Raises Conflict for a patch of other weights than those that serve."""
+        digest = self._version.generation.digest
+        if self._patch and self._base_digest != digest:
+            raise Conflict(
+                f"the patch was made for weights with the digest '{self._base_digest}', by now those with '{digest}' "
+                "serve; send it again"
+            )
 
     def _is_outdated(self, prepared: Staged) -> bool:
         """Whether it took values of weights that do not serve any more."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rebind.errors import NotFound, WeightsPending
+from rebind.repository.versions import Fingerprint
 from rebind.serving.caching_scheduler import CachingScheduler
 from rebind.serving.generation import Commit, Generation
 from rebind.serving.instances import ModelInstance
@@ -191,8 +192,12 @@ class ModelVersion:
         self._announce()
 
     async def change(self) -> None:
-        """Returns after the next change of :attr:`generation`, or when the version is retired."""
+        """Returns after the next change of :attr:`generation`, when the version is retired, or on :meth:`wake`."""
         await asyncio.shield(self._changed)
+
+    def wake(self) -> None:
+        """Makes those who wait for a change look again."""
+        self._announce()
 
     @property
     def can_page_in(self) -> bool:
@@ -263,6 +268,7 @@ class ModelVersion:
     def lose_weights(self, reason: str) -> None:
         """The weights are gone for good (an in-place refit failed half way): requests fail until others come."""
         self.generation = replace(self.generation, label="", digest="", bounds=())
+        self.source = replace(self.source, plan_print=Fingerprint.of(()))  # so that a load of the same files is one
         self.refusal = reason
         self.step("lost")
         self._resident.set()

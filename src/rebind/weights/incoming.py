@@ -78,6 +78,7 @@ class ReceivedFile(IncomingFile):
         self._parts: Iterator[memoryview] | None = None  # the memory to fill, one after another, after the header
         self._part = memoryview(bytearray(_LENGTH_BYTES))  # what is being filled
         self._filled = 0
+        self._released = False
 
     def buffer(self) -> memoryview:
         return self._part[self._filled : self._filled + _WINDOW_BYTES]
@@ -89,6 +90,8 @@ class ReceivedFile(IncomingFile):
         :class:`rebind.errors.MemoryExceeded` when there is no room for its tensors. :class:`rebind.errors.Conflict`
         when the reception was closed.
         """
+        if self._released:
+            self._reception.require_open()
         self._filled += count
         self._received += count
         self._reception.received_bytes += count
@@ -96,9 +99,16 @@ class ReceivedFile(IncomingFile):
             part, self._part, self._filled = self._part, _END, 0
             self._part = self._following(part)
 
+    def release(self) -> None:
+        """Lets go of the memory for bytes that have not come, however long its sender takes; they are refused then."""
+        self._parts = self._header = self._nbytes = None
+        self._released = True
+        self._part, self._filled = memoryview(bytearray(_SCRATCH_BYTES)), 0
+
     def finish(self) -> None:
         if self.complete:
             return
+        self._reception.require_open()
         if self._nbytes is None:
             raise self._refusal(f"truncated: it ends after {self._received} bytes, within its header", "send it again")
         missing = self._nbytes - self._received

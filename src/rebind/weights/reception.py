@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -70,6 +71,7 @@ class Reception:
         self._optional = {slot.name: slots.infos[slot.name] for slot in slots.slots if not slot.required}
         self._room: dict[str, Room] | None = {} if base is not None else None
         """By the first name of each tensor, where a full set goes; None until the first file."""
+        self._files: weakref.WeakSet[ReceivedFile] = weakref.WeakSet()
         self._lock = threading.Lock()  # guards the rest
         self._closed = False
         self._arrived: dict[str, Arrival] = {}
@@ -88,7 +90,9 @@ class Reception:
         ``whole``: no other follows, so what it lacks is refused as soon as its header is there. A file that is dropped
         before it is complete leaves the tensors that are whole; the memory of the others is given back.
         """
-        return ReceivedFile(self, whole=whole)
+        file = ReceivedFile(self, whole=whole)
+        self._files.add(file)
+        return file
 
     def finish(self, fallback: WeightsSource | None, *, allow_non_finite: bool = False) -> PutResult:
         """The set of all that has arrived, with optional slots from ``fallback``; or the patched base.
@@ -109,6 +113,8 @@ class Reception:
             self._room = self._base = None
             self._make_room = no_room
             self._arrived, self._stored, self._dropped = {}, {}, {}
+        for file in self._files:
+            file.release()
 
     def announce(self, header: bytes, *, whole: bool) -> tuple[list[Expected], int]:
         """The tensors of a file with this header, in the order of their bytes, and how many bytes those are.
@@ -141,7 +147,7 @@ class Reception:
     def arrived(self, tensor: Expected) -> None:
         """A tensor is complete: each of its pieces has been announced. Conflict after :meth:`close`."""
         with self._lock:
-            self._require_open()
+            self.require_open()
             if tensor.arrival is None:
                 self._dropped[tensor.name] = tensor.info
             else:
@@ -151,7 +157,8 @@ class Reception:
         """A file is complete, or was given up."""
         self._inspector.flush()
 
-    def _require_open(self) -> None:
+    def require_open(self) -> None:
+        """Raises Conflict after :meth:`close`."""
         if self._closed:
             raise Conflict(f"{self.subject}: the stage has ended; open another")
 
@@ -159,7 +166,7 @@ class Reception:
         """Room for those of these tensors that a graph reads; nothing was written to it before."""
         firsts = {name: self._firsts[name] for name in infos if name in self._firsts}
         with self._lock:
-            self._require_open()
+            self.require_open()
             prepared = self._prepare() if self._room is None else self._room
             claimed: dict[str, str] = {}
             for name, first in firsts.items():
@@ -219,7 +226,7 @@ class Reception:
     def _settle(self) -> dict[str, StoredTensor]:
         """All tensors that have arrived whole until now, inspected."""
         with self._lock:
-            self._require_open()
+            self.require_open()
             arrived = dict(self._arrived)
         self._inspector.wait()
         stored = {name: arrival.stored() for name, arrival in arrived.items()}
