@@ -15,7 +15,7 @@ import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rebind.errors import Conflict, NotFound
+from rebind.errors import Conflict, NotFound, RebindError
 from rebind.serving.contents import Readable, Received, Shared, Spooled
 from rebind.serving.lease import Lease
 from rebind.serving.refit import Change
@@ -144,7 +144,11 @@ class Stage:
             if self._prepared is None and not self._in_place:
                 await self._bring_in_base()
                 self._require_base()
-                self._prepared = await self._prepare()
+                try:
+                    self._prepared = await self._prepare()
+                except RebindError:
+                    self._version.refits.record(self._cause, "refused")
+                    raise
 
     async def commit(self, options: UpdateOptions, *, keep: bool = False) -> UpdateReport:
         """Makes what was sent the version's next generation; see :meth:`rebind.serving.refit.Refitter.apply`.
