@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,14 +16,26 @@ _DTYPES = {"F32": np.float32, "F64": np.float64, "I64": np.int64, "F16": np.floa
 
 
 def views(stage: Any) -> dict[str, npt.NDArray[Any]]:
-    """The slots of the region of ``stage`` (its JSON), to be written to; it is mapped while any of them is alive."""
-    memory = np.memmap(stage["region"]["path"], np.uint8, "r+")
-    assert memory.nbytes == stage["region"]["nbytes"]
+    """The slots of the region of ``stage`` (its JSON), to be written to; it is mapped while any of them is alive.
+
+    FileNotFoundError when the stage has ended: its path then names nothing, or something else of the server.
+    """
+    region = stage["region"]
+    try:
+        descriptor = os.open(region["path"], os.O_RDWR)
+    except IsADirectoryError as error:
+        raise FileNotFoundError(region["path"]) from error
+    try:
+        if os.fstat(descriptor).st_ino != region["inode"]:
+            raise FileNotFoundError(region["path"])
+        memory = np.frombuffer(mmap.mmap(descriptor, region["nbytes"]), np.uint8)
+    finally:
+        os.close(descriptor)
     return {
         slot["name"]: memory[slot["offset"] : slot["offset"] + slot["nbytes"]]
         .view(_DTYPES[slot["dtype"]])
         .reshape(slot["shape"])
-        for slot in stage["region"]["slots"]
+        for slot in region["slots"]
         if slot["offset"] is not None
     }
 

@@ -211,7 +211,7 @@ def _fill(stage: object, case: Case, seed: int) -> None:
 def test_memory_of_a_stage_is_back_after_its_end(
     end: str, shm: bool, large: Home, idle_bytes: int, live: Live, client: Client
 ) -> None:
-    limits: dict[str, Any] = {"abort": {}, "lease": {"lease_s": 0.5}, "time limit": {"time_limit_s": 1.0}}[end]
+    limits: dict[str, Any] = {"abort": {}, "lease": {"lease_s": 1.0}, "time limit": {"time_limit_s": 2.0}}[end]
     stage = client.open_stage(large.name, shm=shm, **limits)
     if shm:
         region.write(stage, arrays(LARGE, 7))
@@ -251,11 +251,11 @@ def test_push_that_is_not_committed_leaves_no_memory_behind(
 
 def test_stage_lives_as_long_as_it_is_used(live: Live, client: Client) -> None:
     home = live.load(client, SMALL)
-    stage = client.open_stage(home.name, lease_s=0.4)
-    unused = client.open_stage(home.name, lease_s=0.4)
-    for name in arrays(SMALL, 1):  # 16 times: for two leases
+    stage = client.open_stage(home.name, lease_s=1.0)
+    unused = client.open_stage(home.name, lease_s=1.0)
+    for name in arrays(SMALL, 1):  # 16 times: for more than a lease
         client.put(stage, part(SMALL, 1, name))
-        time.sleep(0.05)  # what is tested is a time
+        time.sleep(0.1)  # what is tested is a time
     client.commit(stage)
     home.expect(client, 1, generation=2)
     with refused(404):

@@ -164,7 +164,9 @@ class Stage:
             del task  # its error refers to this frame: together they would wait for the garbage collector
 
     def abort(self) -> None:
-        """Ends the stage, and gives its memory back; Conflict while it is being prepared or committed."""
+        """Ends the stage, and gives its memory back; Conflict while it is being prepared or committed: it ends then."""
+        if self._busy:
+            self._lease.lapse()
         self._require_not_busy()
         self._close()
 

@@ -176,18 +176,22 @@ class Updater:
         for load in loads:
             if load.source.number not in served:
                 model.versions.setdefault(load.source.number, VersionRecord()).step("load")
-        outcomes = await asyncio.gather(
-            *(self._load_one(model.name, wanted.config, load, served.get(load.source.number)) for load in loads),
-            return_exceptions=True,
-        )
-        failures = {
-            load.source.number: as_rebind_error(outcome)
-            for load, outcome in zip(loads, outcomes, strict=True)
-            if isinstance(outcome, BaseException)
-        }
-        if failures:
-            self._give_up(model, loads, failures)
-        await self._install_all(model, [outcome for outcome in outcomes if isinstance(outcome, Loaded)])
+        async with AsyncExitStack() as held:
+            # What is loaded shares tensors with what serves, and would keep them from leaving in a refit in place.
+            loaded_anew = [served[load.source.number] for load in loads if load.source.number in served]
+            await _hold(held, [version for version in loaded_anew if version.config.refits_in_place])
+            outcomes = await asyncio.gather(
+                *(self._load_one(model.name, wanted.config, load, served.get(load.source.number)) for load in loads),
+                return_exceptions=True,
+            )
+            failures = {
+                load.source.number: as_rebind_error(outcome)
+                for load, outcome in zip(loads, outcomes, strict=True)
+                if isinstance(outcome, BaseException)
+            }
+            if failures:
+                self._give_up(model, loads, failures)
+            await self._install_all(model, [outcome for outcome in outcomes if isinstance(outcome, Loaded)])
         return [outcome for outcome in outcomes if isinstance(outcome, _SamePlan)]
 
     async def _load_one(
@@ -205,10 +209,8 @@ class Updater:
     async def _install_all(self, model: Model, loads: Sequence[Loaded]) -> None:
         """Lets what was loaded serve; with the weights that were pushed to its predecessors to the very end."""
         served = [model.versions[loaded.source.number].served for loaded in loads]
-        async with AsyncExitStack() as stack:
-            for version in served:
-                if version is not None:
-                    await stack.enter_async_context(version.refit_lock)
+        async with AsyncExitStack() as held:
+            await _hold(held, [version for version in served if version and not version.config.refits_in_place])
             current = [await self._with_pushed(loaded, version) for loaded, version in zip(loads, served, strict=True)]
             for loaded in current:
                 self._install(model, loaded)
@@ -289,6 +291,12 @@ class Updater:
         """Keeps a task until it is done: the loop itself holds tasks weakly."""
         self._in_background.add(task)
         task.add_done_callback(self._in_background.discard)
+
+
+async def _hold(held: AsyncExitStack, versions: Iterable[ModelVersion]) -> None:
+    """Keeps the weights of ``versions`` from being changed while ``held`` is open."""
+    for version in versions:
+        await held.enter_async_context(version.refit_lock)
 
 
 def _pushed(served: ModelVersion | None, source: VersionSource) -> Generation | None:
