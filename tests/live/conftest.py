@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["eager_cache", "gallery", "start"]
 
-SOON_FREE = ("--spare-weights-idle-secs=0.5", "--compile=never")
+SOON_FREE = ("--spare-weights-idle-secs=0", "--compile=never")
 """Flags with which memory that nothing refers to comes back while a test looks on."""
-SOON_S = 2.0
-"""When that has happened: the idle time, and the server looks once in a second."""
+SOON_S = 1.5
+"""When that has happened: the server looks once in a second."""
 EXPLICIT = ("--model-control-mode=explicit", *SOON_FREE)
 
 

@@ -29,7 +29,8 @@ class Witness(nn.Module):
         self.parts = nn.ParameterList([nn.Parameter(torch.zeros(elements)) for _ in range(tensors)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * torch.stack([bound for part in self.parts for bound in (part.amin(), part.amax())])
+        parts = torch.stack(list(self.parts))
+        return x * torch.stack((parts.amin(1), parts.amax(1)), 1).flatten()
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tests.life.repository import Home, Live
 
-RUN_S = float(os.environ.get("REBIND_CROWD_S", "3"))
+RUN_S = float(os.environ.get("REBIND_CROWD_S", "2"))
 SEEDS = range(1, 7)
 KEEP_TWO = 'parameters { key: "WEIGHTS_KEEP_GENERATIONS" value { string_value: "2" } }'
 IN_PLACE = 'parameters { key: "WEIGHT_UPDATE_POLICY" value { string_value: "in_place" } }'

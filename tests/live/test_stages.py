@@ -211,7 +211,7 @@ def _fill(stage: object, case: Case, seed: int) -> None:
 def test_memory_of_a_stage_is_back_after_its_end(
     end: str, shm: bool, large: Home, idle_bytes: int, live: Live, client: Client
 ) -> None:
-    limits: dict[str, Any] = {"abort": {}, "lease": {"lease_s": 1.0}, "time limit": {"time_limit_s": 2.0}}[end]
+    limits: dict[str, Any] = {"abort": {}, "lease": {"lease_s": 1.0}, "time limit": {"time_limit_s": 1.5}}[end]
     stage = client.open_stage(large.name, shm=shm, **limits)
     if shm:
         region.write(stage, arrays(LARGE, 7))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.server import ServerProcess
 
-LEASE_S = 1.5
+LEASE_S = 1.0
 """Of the stages that are opened: so long after the death of the trainer their memory is given back."""
 
 
