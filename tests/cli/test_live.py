@@ -133,7 +133,12 @@ def test_pull_writes_what_serves(infer: Client, home: Home, live_cli: Cli, tmp_p
 def test_watch_prints_a_line_for_each_generation_until_it_is_interrupted(
     live: Live, infer: Client, home: Home, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "rebind.cli", "watch", home.name, "--url", f"127.0.0.1:{live.server.port}"]
+    # A shell makes programs in its background, and so their children, ignore Ctrl-C.
+    interruptible = (
+        "import signal, sys; from rebind.cli import main; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); sys.exit(main())"
+    )
+    command = [sys.executable, "-c", interruptible, "watch", home.name, "--url", f"127.0.0.1:{live.server.port}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline().rstrip().split(" ", 1)[1].startswith(f"{home.name} version 1: generation 1, ")

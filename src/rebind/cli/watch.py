@@ -10,9 +10,9 @@ from rebind.cli.remote import DEFAULT_URL, DIGEST_CHARACTERS, Model, Url, Versio
 
 
 def watch(model: Model, url: Url = DEFAULT_URL, version: Version = None) -> None:
-    """Print a line for the weights that serve, and for each new generation.
+    """Print a line for each new generation of weights.
 
-    Ends with Ctrl-C.
+    The first line is for the weights that serve now. Ends with Ctrl-C.
     """
     from rebind.client import WeightsClient
 
