@@ -11,7 +11,7 @@ import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from rebind.config.server import ServerConfig
+    from rebind.listener import Listener
     from rebind.scheduling.contract import Instance, Observer, Scheduler
 
 _log = logging.getLogger(__name__)
@@ -55,14 +56,6 @@ _TRIM_INTERVAL_S = 1.0
 _REFIT_THREADS = 2
 _RELEASE_S = 1.0
 """What letting everything go may take after the last request was answered, or cut, at the end of the time to exit."""
-
-
-class Listener(Protocol):
-    """A front end, as far as the server has to know it."""
-
-    async def start(self, host: str, port: int) -> None: ...
-
-    async def drain(self, timeout_s: float) -> None: ...
 
 
 class ExitTimeout(Internal):
@@ -82,7 +75,7 @@ class Server:
         # Refits have threads of their own: new weights do not wait behind the load of another model.
         self._refits = ThreadPoolExecutor(_REFIT_THREADS, "refit")
         self._cancelled = threading.Event()
-        self._listeners: list[Listener] = []
+        self._listeners: list[Listener[Any]] = []
         self._http: HttpServer | None = None
 
     @property
@@ -137,7 +130,7 @@ class Server:
             metrics = HttpServer(self.data_plane, routes=routes, name="Metrics Service")
             await self._listen(metrics, config.metrics_address or config.http_address, config.metrics_port)
 
-    async def _listen(self, listener: Listener, address: str, port: int) -> None:
+    async def _listen(self, listener: Listener[Any], address: str, port: int) -> None:
         await listener.start(address, port)
         self._listeners.append(listener)
 

@@ -80,7 +80,7 @@ def test_what_is_not_answered_in_time_is_cut(stopping: RunningGrpc, caplog: pyte
         assert isinstance(call.exception(), grpc.RpcError)
         assert call.code() is grpc.StatusCode.UNAVAILABLE
     assert stopping.echo.cancelled.wait(PATIENCE_S)
-    assert "cut 1 gRPC connections" in caplog.text
+    assert "cut 1 connections of GRPCInferenceService" in caplog.text
 
 
 def test_a_port_that_is_taken_is_told_with_tritons_text(stopping: RunningGrpc) -> None:

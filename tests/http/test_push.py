@@ -328,7 +328,7 @@ def test_clients_that_send_slowly_or_much_do_not_hold_up_others(server: RunningS
     stalled = Client(server.port)
     stalled.send(message("POST", PATH, LARGE)[:4_000_000])
     sender = Client(server.port)
-    wire = message("POST", PATH, bytes(40_000_000) + END)
+    wire = message("POST", PATH, bytes(160_000_000) + END)
     sending = threading.Thread(target=sender.send, args=(wire,), daemon=True)
     sending.start()
     with Client(server.port) as other:

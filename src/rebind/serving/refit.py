@@ -164,7 +164,7 @@ class Refitter:
 
     def make_room(self, nbytes: int) -> None:
         """Frees memory of weights that can be spared; raises :class:`MemoryExceeded` if ``nbytes`` do not fit then."""
-        while (free_bytes := self._store.free_bytes()) < nbytes:
+        while (free_bytes := self._store.free_bytes(nbytes)) < nbytes:
             if not self.free(nbytes - free_bytes):
                 raise MemoryExceeded(nbytes, free_bytes, self._store.limit_bytes)
 

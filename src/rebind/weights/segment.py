@@ -9,6 +9,7 @@ refilled or unmapped before.
 from __future__ import annotations
 
 import fcntl
+import math
 import mmap
 import os
 import threading
@@ -146,12 +147,17 @@ class SegmentPool:
             self._lent_nbytes += nbytes
             return segment, segment.lend(self._give_back)
 
-    def free_bytes(self) -> int:
-        """How much :meth:`take` would give now: within the limit, and of the machine's memory."""
+    def free_bytes(self, wanted: float = math.inf) -> int:
+        """How much :meth:`take` would give now: within the limit, and of the machine's memory.
+
+        Exact unless there are ``wanted`` bytes: to ask the system takes a while, and spares are often enough.
+        """
         with self._lock:
             self._collect()
-            of_machine = available_memory_bytes() + self._spare_nbytes()
-            return of_machine if self._limit_bytes is None else min(of_machine, self._limit_bytes - self._lent_nbytes)
+            free_bytes = self._spare_nbytes()
+            if free_bytes < wanted:
+                free_bytes += available_memory_bytes()
+            return free_bytes if self._limit_bytes is None else min(free_bytes, self._limit_bytes - self._lent_nbytes)
 
     def trim(self) -> int:
         """Frees what has been idle for ``idle_s``, and what exceeds the bytes lent; returns the bytes freed."""

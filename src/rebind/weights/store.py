@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -140,9 +141,9 @@ class WeightStore:
         """Gives back memory that has been spare for ``spare_idle_s``, or is more than one spare; returns the bytes."""
         return self._pool.trim()
 
-    def free_bytes(self) -> int:
-        """How much memory another set could get now, including what spares would free."""
-        return self._pool.free_bytes()
+    def free_bytes(self, wanted: float = math.inf) -> int:
+        """How much memory another set could get now, that of spares included; exact if less than ``wanted``."""
+        return self._pool.free_bytes(wanted)
 
     def usage(self) -> StoreUsage:
         """What the store holds at this moment."""
