@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 
 from benchmarks import closed_loop, harness
 from benchmarks.closed_loop import Phases
-from benchmarks.harness import HOST, LARGEST_ERROR, Client, median, prepare, serving
+from benchmarks.harness import HOST, LARGEST_ERROR, Client, cores_apart, median, prepare, serving
 from rebind.client import WeightsClient
 
 if TYPE_CHECKING:
@@ -57,13 +57,15 @@ def run(report: Report, options: Options, work_dir: Path) -> None:
     prepared = prepare("policy", work_dir, weight_sets=sets, requests=CLIENTS)
     weights = [load_file(path) for path in prepared.weights_files]
     report.progress(f"starting the server (compiles when its plan is not in {options.plan_cache_dir})")
-    with serving(prepared, options) as server:
+    with cores_apart() as to_clients_cores, serving(prepared, options) as server:
+        to_clients_cores()
         streamed = stream(server, prepared, weights, options.size)
     report_failures(report, streamed)
     report_throughput(report, streamed)
     report_answers(report, streamed.asked, prepared)
     report.progress(f"the eager tier, for {2 * EAGER_SECONDS} s")
-    with serving(prepared, options, "--compile=never") as server:
+    with cores_apart() as to_clients_cores, serving(prepared, options, "--compile=never") as server:
+        to_clients_cores()
         eager = stream(server, prepared, weights, EAGER_SECONDS)
     report_eager(report, eager.asked, prepared)
 

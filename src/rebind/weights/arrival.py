@@ -61,24 +61,29 @@ class Inspector:
             if self._batch_nbytes >= _BATCH_BYTES:
                 self._submit()
 
-    def flush(self) -> None:
-        """Begins with what waits for a batch to be full."""
+    def drop(self) -> None:
+        """Gives up what waits for a batch to be full, which would keep its memory."""
         with self._lock:
-            self._submit()
+            self._take_batch()
 
     def wait(self) -> None:
-        """Returns when all that was added has been inspected; raises what failed."""
-        self.flush()
+        """Returns when all that was added has been inspected; raises what failed.
+
+        What waits for a batch to be full is inspected here: another thread would take as long, and has to be woken.
+        """
         with self._lock:
-            running = list(self._running)
+            running, batch = list(self._running), self._take_batch()
+        _inspect_batch(batch)
         for future in running:
             future.result()
 
     def _submit(self) -> None:
-        if self._batch:
-            self._running = [future for future in self._running if not future.done() or future.exception()]
-            self._running.append(self._pool.submit(_inspect_batch, self._batch))
-            self._batch, self._batch_nbytes = [], 0
+        self._running = [future for future in self._running if not future.done() or future.exception()]
+        self._running.append(self._pool.submit(_inspect_batch, self._take_batch()))
+
+    def _take_batch(self) -> list[tuple[Arrival, int, int]]:
+        batch, self._batch, self._batch_nbytes = self._batch, [], 0
+        return batch
 
 
 def _inspect_batch(batch: list[tuple[Arrival, int, int]]) -> None:

@@ -147,14 +147,11 @@ def _parts(reception: Reception, tensors: Sequence[Expected]) -> Iterator[memory
     dropped.
     """
     scratch = memoryview(bytearray(_SCRATCH_BYTES))
-    try:
-        for run in _runs(tensors):
-            if len(run) > 1:
-                yield from _small_parts(reception, run, scratch)
-            else:
-                yield from _large_parts(reception, run[0], scratch)
-    finally:
-        reception.file_ended()
+    for run in _runs(tensors):
+        if len(run) > 1:
+            yield from _small_parts(reception, run, scratch)
+        else:
+            yield from _large_parts(reception, run[0], scratch)
 
 
 def _runs(tensors: Sequence[Expected]) -> Iterator[list[Expected]]:

@@ -113,6 +113,7 @@ class Reception:
             self._room = self._base = None
             self._make_room = no_room
             self._arrived, self._stored, self._dropped = {}, {}, {}
+        self._inspector.drop()
         for file in self._files:
             file.release()
 
@@ -122,7 +123,7 @@ class Reception:
         Raises :class:`rebind.errors.WeightsRefused` with all faults, before anything has changed, and
         :class:`rebind.errors.MemoryExceeded`. Where memory is short, earlier copies of the announced tensors are
         dropped first; then ``make_room`` is called with the bytes that are missing, again and again until they are
-        there or it returns False. For :class:`rebind.weights.incoming.ReceivedFile`, as the three methods below.
+        there or it returns False. For :class:`rebind.weights.incoming.ReceivedFile`, as the two methods below.
         """
         records = parse_header(header, None, self.subject)
         names, subject = slot_names(records, self._slots, self.subject)
@@ -152,10 +153,6 @@ class Reception:
                 self._dropped[tensor.name] = tensor.info
             else:
                 self._arrived[tensor.name] = tensor.arrival
-
-    def file_ended(self) -> None:
-        """A file is complete, or was given up."""
-        self._inspector.flush()
 
     def require_open(self) -> None:
         """Raises Conflict after :meth:`close`."""
