@@ -16,7 +16,7 @@ from rebind.serving.validate import validate
 from rebind.weights.in_memory import StoredSource
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
 
     from rebind.inference import InferRequest, InferResponse
     from rebind.serving.control import RepositoryControl
@@ -106,6 +106,13 @@ class DataPlane:
         if version.can_page_in:
             return asyncio.ensure_future(self._infer_paged(version, request))
         return version.infer(request)
+
+    async def responses(self, request: InferRequest) -> AsyncIterator[InferResponse]:
+        """All responses of a request, as they come: exactly one, as no model is decoupled yet. Raises as :meth:`infer`.
+
+        Who stops early, or is cancelled, abandons the request.
+        """
+        yield await self.infer(request)
 
     async def _infer_later(self, request: InferRequest) -> InferResponse:
         await self._reached(request.model_name, request.model_version, _minimum(request))
