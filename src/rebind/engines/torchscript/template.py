@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from rebind.engines.torchscript.attributes import Attributes, Path, View
     from rebind.engines.torchscript.module import CppModule
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 _WARM_UP_CALLS = 3
 """TorchScript notes types down in a graph's first call, optimises in its second, and runs what came of it then."""
+
+_WARM = nullcontext()
 
 
 class Template:
@@ -36,12 +39,12 @@ class Template:
         _assign(self._module, empty)
         _assign(self._module, self._followers(self._module, empty))
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
+    def turn(self) -> AbstractContextManager[None]:
         """Around every call of a copy: the first few run one at a time, as they compile what all share (case T15)."""
-        if self._cold_calls <= 0:
-            yield
-            return
+        return _WARM if self._cold_calls <= 0 else self._warm_up_call()
+
+    @contextmanager
+    def _warm_up_call(self) -> Iterator[None]:
         with self._warm_up:
             yield
             self._cold_calls -= 1
