@@ -152,13 +152,17 @@ class Server:
         self._loads.shutdown(wait=False, cancel_futures=True)
         self._refits.shutdown(wait=False, cancel_futures=True)
         try:
-            async with asyncio.timeout_at(max(deadline_s, asyncio.get_running_loop().time() + _RELEASE_S)):
-                await self._control.updates_done()
-                await self._updater.stop()
-                for executor in (self._loads, self._refits):
-                    await asyncio.to_thread(executor.shutdown)
+            # Not asyncio.timeout: before Python 3.11.3 it fails in a task that was cancelled, as this one may be.
+            left_s = max(_RELEASE_S, deadline_s - asyncio.get_running_loop().time())
+            await asyncio.wait_for(self._let_go(), left_s)
         except TimeoutError:
             raise ExitTimeout("Exit timeout expired. Exiting immediately.") from None
+
+    async def _let_go(self) -> None:
+        await self._control.updates_done()
+        await self._updater.stop()
+        for executor in (self._loads, self._refits):
+            await asyncio.to_thread(executor.shutdown)
 
     def _make_updater(self, stager: Stager, refitter: Refitter) -> Updater:
         config = self._config

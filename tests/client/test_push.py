@@ -312,6 +312,7 @@ def test_client_needs_nothing_but_numpy(live: Live, infer: Client, tmp_path: Pat
     np.savez(tmp_path / "weights.npz", **arrays(THIRD, 1))  # type: ignore[arg-type]
     program = f"""
 import sys
+before = set(sys.modules)  # a machine's site packages bring modules of their own
 sys.path.insert(0, {str(Path(rebind.__file__).parents[1])!r})
 import numpy
 from rebind.client import WeightsClient
@@ -319,7 +320,7 @@ client, weights = WeightsClient({near(live)!r}), dict(numpy.load({str(tmp_path /
 client.push({home.name!r}, weights)
 update = client.push({home.name!r}, {{name: array + 1000 for name, array in weights.items()}})
 client.close()
-loaded = {{name.partition(".")[0] for name in sys.modules}} - sys.stdlib_module_names - {{"__main__"}}
+loaded = {{name.partition(".")[0] for name in sys.modules.keys() - before}} - sys.stdlib_module_names
 print(update.received_bytes, sorted(name for name in loaded if not name.startswith("_")))
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -261,7 +262,8 @@ def test_old_files_that_contradict_themselves_are_refused(path: Path) -> None:
     save_legacy(path, {"w": torch.zeros(3)})
     content = path.read_bytes()
     count = content.rfind((3).to_bytes(8, "little") + bytes(12))
-    key = content.rfind(b"X\x0e\0\0\0") + 5
+    *_, last = re.finditer(rb"X.\0\0\0(?=[0-9]{5,}q)", content)  # the storage's key: an address, in digits
+    key = last.end()
 
     def patched(position: int, data: bytes) -> bytes:
         return content[:position] + data + content[position + len(data) :]

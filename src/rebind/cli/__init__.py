@@ -5,8 +5,10 @@ Every failure is one readable line on stderr and an exit code; ``--debug`` shows
 
 from __future__ import annotations
 
+import os
 import sys
 from io import TextIOWrapper
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,7 +35,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         message, exit_code = _explain(error)
         sys.stderr.write(f"error: {message}\n")
+        _drop_unwritten_output()
         return exit_code
+
+
+def _drop_unwritten_output() -> None:
+    """Python would try to write it once more at its end, and then exit with 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _run(arguments: list[str]) -> int:
