@@ -150,7 +150,7 @@ class Execution:
             )
 
     def modes(self) -> AbstractContextManager[None]:
-        """What torch keeps for each thread, and all that matters without TorchScript; to be entered at once: 1.5 us."""
+        """What torch keeps for each thread, and all that matters without TorchScript; to be entered at once: 1.1 us."""
         torch.get_num_threads()  # or the thread's first parallel operator would undo the next line
         torch.set_num_threads(self.intra_op_threads)
         mode: AbstractContextManager[None] = self._mode()
